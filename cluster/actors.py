@@ -1,0 +1,60 @@
+"""Ray actors of the two kinds of rank: shells around RankHost, which does the work and knows no Ray.
+
+Ray carries admission, results, health and placement; never a step. Several threads serve the calls, so that a long
+``collect`` holds up nobody; the sender (``link.RankLink``) has one delivery under way at a time, which keeps its order.
+"""
+
+import os
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from .config import ClusterConfig, PlacementSection
+from .placement import rank_resources
+from .rank_host import RankBuilder, RankHost, RankId
+
+_THREADS = 8
+
+
+class _Shell(RankHost):
+    def hello(self) -> tuple[int, str]:
+        """The process is up: its id, and the address of its node."""
+        return os.getpid(), ray.util.get_node_ip_address()
+
+
+class PrefillActor(_Shell):
+    """A prefill rank."""
+
+
+class DecodeActor(_Shell):
+    """A decode rank."""
+
+
+def create_actor(
+    who: RankId, config: ClusterConfig, builder: RankBuilder, group: PlacementGroup
+) -> Any:
+    """Ask Ray for the actor of one rank, in its bundle; returns the handle at once."""
+    actor_class, pool = (
+        (PrefillActor, config.prefill) if who.kind == "prefill" else (DecodeActor, config.decode)
+    )
+    wanted = rank_resources(pool.placement)
+    options: dict[str, Any] = {
+        "num_cpus": wanted.pop("CPU", 0),
+        "num_gpus": wanted.pop("GPU", 0),
+        "resources": wanted,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=who.rank
+        ),
+        "runtime_env": {"env_vars": rank_env(pool.placement, config)},
+        "max_concurrency": _THREADS,
+        "max_restarts": 0,
+    }
+    return ray.remote(actor_class).options(**options).remote(who, config, builder)
+
+
+def rank_env(placement: PlacementSection, config: ClusterConfig) -> dict[str, str]:
+    """Environment of a rank's process: as many arithmetic threads as CPUs were asked for, then the user's variables."""
+    threads = str(max(1, int(placement.cpus)))
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **config.ray.env}

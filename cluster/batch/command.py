@@ -1,0 +1,134 @@
+"""``headrace batch``: answer every line of a file with a cluster of its own.
+
+Exit status 0: every line of the input has its line of output, an answer or an error. 1: the cluster died or the disk
+was full; the same command goes on where this run ended. 2: there is something to mend first.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from rich.console import Console
+
+from ...transfer.errors import ConfigError, HeadraceError
+from ..config import ClusterConfig, checkpoint_dir, load_cluster_config
+from ..show_config import add_config_arguments
+from .report import Totals, Value, render, summarize
+
+if TYPE_CHECKING:
+    from ...model.checkpoint import Checkpoint
+    from .job import BatchJob
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See cli.Command."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--input", required=True, metavar="IN", help="JSONL or Parquet, a path or a URI"
+    )
+    parser.add_argument("--output", required=True, metavar="OUT", help="JSONL, a path or a URI")
+    parser.add_argument(
+        "--ordered", action="store_true", help="sort the finished output like the input"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help="requests in flight (default: what the pools hold)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the closing report as a JSON document"
+    )
+
+
+def run(args: argparse.Namespace) -> int | dict[str, object]:
+    """See cli.Command."""
+    if args.concurrency is not None and args.concurrency < 1:
+        raise ConfigError(
+            f"--concurrency = {args.concurrency} is not allowed: an integer of at least 1"
+        )
+    config = load_cluster_config(args.config, args.overrides)
+    from ...model.checkpoint import Checkpoint
+    from .job import BatchJob, Target
+    from .source import Source
+
+    source = Source(args.input)
+    target = Target.of(args.output)
+    checkpoint = Checkpoint(checkpoint_dir(config))
+    identity: dict[str, int | str | None] = {
+        "model": checkpoint.fingerprint(),
+        "numerics": config.model.numerics,
+        "deterministic": config.model.deterministic,
+        "keep": config.model.keep,
+        "split": config.split,
+    }
+    with BatchJob(source, target, identity) as job:
+        document = drive(
+            job,
+            lambda: _answer(job, config, checkpoint, args.concurrency),
+            ordered=args.ordered,
+        )
+    if args.json:
+        return cast("dict[str, object]", document)
+    Console().print(render(document, args.output))
+    return 0
+
+
+def drive(job: "BatchJob", answer: Callable[[], Totals], *, ordered: bool) -> dict[str, Value]:
+    """Takes a job to its end; ``answer`` answers what is left and returns this run's counts. Returns the report."""
+    if job.bytes_cut:
+        _say(f"{job.bytes_cut} bytes of torn or doubled lines were cut out of the output")
+    if job.journal.resumed:
+        _say(f"going on with a job that has {job.totals.lines} lines done")
+    begun, run_totals = time.monotonic(), Totals()
+    if not job.is_complete():
+        try:
+            run_totals = answer()
+        except (KeyboardInterrupt, HeadraceError):
+            _say(f"{job.totals.lines} lines are done; the same command goes on from there")
+            raise
+    job.deliver(ordered=ordered)
+    return summarize(job.totals, run_totals, time.monotonic() - begun)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"batch: {text}\n")
+    sys.stderr.flush()
+
+
+def _answer(
+    job: "BatchJob", config: ClusterConfig, checkpoint: "Checkpoint", concurrency: int | None
+) -> Totals:
+    """Starts the cluster, answers what is left, and takes the cluster down whatever happens."""
+    from ...model.tokenizer import Tokenizer
+    from ..cluster import Cluster
+    from .codec import TokenizerCodec
+    from .runner import RunnerConfig
+
+    codec = TokenizerCodec.of(Tokenizer(checkpoint.directory, checkpoint.config))
+    runner_config = RunnerConfig(
+        concurrency=concurrency or _slots(config),
+        model=checkpoint.directory.name,
+    )
+    context_tokens = min(checkpoint.config.max_position_embeddings, _cache_tokens(config))
+    with Cluster.start(config) as cluster:
+        runner = job.runner(runner_config, cluster, codec)
+        asyncio.run(job.answer(runner, codec, context_tokens))
+    return runner.run_totals
+
+
+def _slots(config: ClusterConfig) -> int:
+    """Requests that the pools hold: those being decoded, and as many prompts as prefill can take meanwhile."""
+    return sum(
+        pool.instances * pool.ranks * (pool.num_slots - 1)
+        for pool in (config.prefill, config.decode)
+    )
+
+
+def _cache_tokens(config: ClusterConfig) -> int:
+    """The longest request that fits the cache of one rank; block 0 is reserved."""
+    num_blocks = min(config.prefill.num_blocks, config.decode.num_blocks) - 1
+    return num_blocks * config.model.block_tokens

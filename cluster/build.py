@@ -1,0 +1,61 @@
+"""Real ranks: a network over the checkpoint, an expert exchange over gloo, a NIXL transport."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from ..decode.rank import DecodeRank
+from ..model.checkpoint import Checkpoint
+from ..model.network import NetworkOptions, load_network
+from ..model.parallel import ExpertExchange, GlooExchange, LocalExchange
+from ..prefill.rank import PrefillRank
+from ..transfer.backend import Arenas
+from ..transfer.nixl import NixlBackend
+from .config import ClusterConfig, checkpoint_dir
+from .rank_host import BuiltRank, Joined, RankId
+
+
+def network_options(config: ClusterConfig, kind: str) -> NetworkOptions:
+    """How the ranks of a pool run the checkpoint."""
+    pool = config.prefill if kind == "prefill" else config.decode
+    return NetworkOptions(
+        numerics=config.model.numerics,
+        deterministic=config.model.deterministic,
+        block_tokens=config.model.block_tokens,
+        num_blocks=pool.num_blocks,
+        num_slots=pool.num_slots,
+        keep=config.model.keep,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkBuilder:
+    """Builds ranks of the configured checkpoint."""
+
+    def check(self, who: RankId, config: ClusterConfig) -> None:
+        """Headers, names, shapes and sizes; no weights are read."""
+        Checkpoint(checkpoint_dir(config))
+        network_options(config, who.kind)
+
+    def join(self, who: RankId, config: ClusterConfig, address: str) -> Joined:
+        """One rank needs no company."""
+        if who.size == 1:
+            return LocalExchange()
+        return GlooExchange(address, who.rank, who.size, config.timeouts.step_s)
+
+    def load(self, who: RankId, config: ClusterConfig, exchange: Joined) -> BuiltRank:
+        """Reads this rank's share of the weights."""
+        network = load_network(
+            checkpoint_dir(config),
+            options=network_options(config, who.kind),
+            exchange=cast(ExpertExchange, exchange),
+        )
+        cache = network.cache
+        arenas = Arenas(layout=cache.layout, blocks=cache.blocks, slots=cache.slots)
+        backend = NixlBackend(who.name, arenas, config.transfer.nixl)
+        if who.kind == "prefill":
+            rank = PrefillRank(who.name, network, backend, config.prefill)
+        else:
+            rank = DecodeRank(who.name, network, backend, config.decode)
+        return BuiltRank(
+            rank=rank, peering=backend, context_tokens=network.config.max_position_embeddings
+        )

@@ -1,0 +1,190 @@
+"""Start-up and end of instances: gangs of rank actors that become ready stage by stage, or not at all.
+
+    placed    Ray holds a bundle for every rank
+    up        every rank's process answers
+    checked   every rank has looked at its checkpoint
+    joined    the ranks of an instance have met at rank 0's node
+    loaded    weights are in memory, caches are exposed
+    paired    prefill and decode ranks can reach each other's memory
+    ready     turns have begun
+
+All ranks pass a stage before any begins the next one. The first failure is raised with its rank's name; whoever
+called then tears everything down.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from ..transfer.errors import DeadlineError
+from .actors import create_actor
+from .config import ClusterConfig
+from .placement import Gang
+from .progress import StartProgress
+from .rank_host import Loaded, RankBuilder, RankId
+from .ray_errors import translate
+
+
+@dataclass(slots=True, kw_only=True)
+class RankProcess:
+    """A rank's actor and, once it is up, its process id and node."""
+
+    who: RankId
+    actor: Any
+    pid: int = 0
+    address: str = ""
+
+
+class Fleet:
+    """Every placement group and actor of one cluster. ``ranks`` is filled by ``start``; ``stop`` empties it."""
+
+    def __init__(
+        self, config: ClusterConfig, builder: RankBuilder, progress: StartProgress
+    ) -> None:
+        self._config = config
+        self._builder = builder
+        self._progress = progress
+        self._groups: list[PlacementGroup] = []
+        self.ranks: dict[str, RankProcess] = {}
+        self.context_tokens = 0
+
+    async def start(self, gangs: Sequence[Gang]) -> None:
+        """Bring every gang to ready. Raises the first failure; then call ``stop``."""
+        timeouts = self._config.timeouts
+        await self._place(gangs)
+        ranks = self.ranks
+        await self._greet()
+        await self._stage(
+            "checked", {n: r.actor.check.remote() for n, r in ranks.items()}, timeouts.load_s
+        )
+        await self._join()
+        loads = {n: r.actor.load.remote() for n, r in ranks.items()}
+        loaded: dict[str, Loaded] = await self._stage("loaded", loads, timeouts.load_s)
+        self.context_tokens = min(each.context_tokens for each in loaded.values())
+        pairs = {n: r.actor.pair.remote(self._peers_of(r.who, loaded)) for n, r in ranks.items()}
+        await self._stage("paired", pairs, timeouts.pair_s)
+        await self._stage(
+            "ready", {n: r.actor.begin.remote() for n, r in ranks.items()}, timeouts.process_s
+        )
+
+    async def stop(self) -> None:
+        """End every rank, politely and then not, and give the placement groups back."""
+        actors = [process.actor for process in self.ranks.values() if process.pid]
+        limit = self._config.timeouts.shutdown_s
+        if actors:
+            await asyncio.wait(
+                [_settled(actor.shutdown.remote()) for actor in actors], timeout=limit
+            )
+        for process in self.ranks.values():
+            ray.kill(process.actor)
+        gone = [_settled(process.actor.hello.remote()) for process in self.ranks.values()]
+        if gone:
+            await asyncio.wait(gone, timeout=limit)
+        for group in self._groups:
+            remove_placement_group(group)
+        self.ranks.clear()
+        self._groups.clear()
+
+    async def _place(self, gangs: Sequence[Gang]) -> None:
+        limit = self._config.timeouts.place_s
+        for gang in gangs:
+            options: dict[str, Any] = {}
+            if gang.label_selector:
+                options["bundle_label_selector"] = [dict(gang.label_selector)] * len(gang.bundles)
+            bundles = [dict(bundle) for bundle in gang.bundles]
+            group = placement_group(bundles, strategy=gang.strategy, name=gang.name, **options)
+            self._groups.append(group)
+        waits = [asyncio.to_thread(group.wait, limit) for group in self._groups]
+        for gang, placed in zip(gangs, await asyncio.gather(*waits), strict=True):
+            if not placed:
+                raise DeadlineError(
+                    f"phase placed: {gang.name} waited longer than timeouts.place_s = {limit:g} for "
+                    f"{len(gang.bundles)} bundles of {dict(gang.bundles[0])}; free in the cluster is "
+                    f"{ray.available_resources()}: something else holds what it needs"
+                )
+        for gang, group in zip(gangs, self._groups, strict=True):
+            for rank in range(len(gang.bundles)):
+                who = RankId(kind=gang.kind, index=gang.index, rank=rank, size=len(gang.bundles))
+                actor = create_actor(who, self._config, self._builder, group)
+                self.ranks[who.name] = RankProcess(who=who, actor=actor)
+                self._progress.reached(who.name, "placed")
+
+    async def _greet(self) -> None:
+        hellos = {name: rank.actor.hello.remote() for name, rank in self.ranks.items()}
+        for name, (pid, address) in (
+            await self._stage("up", hellos, self._config.timeouts.process_s)
+        ).items():
+            self.ranks[name].pid, self.ranks[name].address = pid, address
+
+    async def _join(self) -> None:
+        """Rank 0 of each instance offers a port of its own node; bundle 0 is rank 0, so address and node agree."""
+        limit = self._config.timeouts.join_s
+        ports = {
+            rank.who.name: rank.actor.take_port.remote(self._port(rank.who))
+            for rank in self.ranks.values()
+            if rank.who.rank == 0 and rank.who.size > 1
+        }
+        meeting = {
+            self.ranks[name].who.instance: f"{self.ranks[name].address}:{port}"
+            for name, port in (await self._stage("joined", ports, limit, completes=False)).items()
+        }
+        joins = {
+            name: rank.actor.join.remote(meeting.get(rank.who.instance, ""))
+            for name, rank in self.ranks.items()
+        }
+        await self._stage("joined", joins, limit)
+
+    def _port(self, who: RankId) -> int:
+        pool = self._config.prefill if who.kind == "prefill" else self._config.decode
+        return pool.rendezvous_port + who.index if pool.rendezvous_port else 0
+
+    def _peers_of(self, who: RankId, loaded: Mapping[str, Loaded]) -> list[bytes]:
+        return [
+            loaded[name].pairing for name, rank in self.ranks.items() if rank.who.kind != who.kind
+        ]
+
+    async def _stage(
+        self,
+        stage: str,
+        calls: Mapping[str, Awaitable[Any]],
+        timeout_s: float,
+        *,
+        completes: bool = True,
+    ) -> dict[str, Any]:
+        """What every rank answers. Raises the first failure in time, translated, with the rank's name."""
+
+        async def one(name: str, call: Awaitable[Any]) -> Any:
+            try:
+                result = await call
+            except Exception as error:
+                raise translate(error, name) from error
+            if completes:
+                self._progress.reached(name, stage)
+            return result
+
+        tasks = {name: asyncio.ensure_future(one(name, call)) for name, call in calls.items()}
+        done, late = await asyncio.wait(
+            tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
+        )
+        for task in late:
+            task.cancel()
+        for task in done:
+            if task.exception() is not None:
+                task.result()
+        if late:
+            names = ", ".join(name for name, task in tasks.items() if task in late)
+            raise DeadlineError(f"phase {stage}: {names} took longer than {timeout_s:g} s")
+        return {name: task.result() for name, task in tasks.items()}
+
+
+def _settled(call: Awaitable[Any]) -> "asyncio.Future[None]":
+    """Ends when the call does, whatever comes of it."""
+
+    async def wait() -> None:
+        await asyncio.gather(call, return_exceptions=True)
+
+    return asyncio.ensure_future(wait())

@@ -1,0 +1,289 @@
+"""Pulls handoffs into a decode rank and trusts nothing before it is checked.
+
+    reserve room -> read -> ask the holder (alive until after the last byte?) -> compare every checksum -> Ready
+
+Everything is polled and nothing blocks. A release goes out when a handoff is Ready or given up, so that the holder
+gets its blocks back early; when it is lost, the lease ends by itself. ``arrival`` holds the states.
+"""
+
+from dataclasses import dataclass
+from itertools import count
+
+from ..model.cache import Cache, IdPool
+from ..transfer.backend import TransferBackend
+from ..transfer.checksum import verify
+from ..transfer.codec import decode, encode
+from ..transfer.errors import (
+    IntegrityError,
+    LeaseExpiredError,
+    MessageError,
+    PeerLostError,
+    TransferError,
+)
+from ..transfer.messages import Handoff, LeaseAlive, LeaseGone
+from ..transfer.plan import plan_copies
+from ..transfer.request import Request
+from .admission import count_admissible
+from .arrival import (
+    Accepted,
+    Arrival,
+    Closed,
+    Confirming,
+    Draining,
+    Dropped,
+    Event,
+    ReadDone,
+    ReadEnded,
+    Reading,
+    Ready,
+    Room,
+    Started,
+    State,
+    Waiting,
+    advance,
+    room_of,
+)
+from .checks import check_handoff, confirm_lease, release_lease
+from .config import DecodeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A handoff that was given up; its room is free, or will be when the transport lets go."""
+
+    request_id: str
+    error: TransferError
+
+
+class Inbox:
+    """The arrivals of one rank, in order. ``now`` is the rank's monotonic clock in seconds."""
+
+    def __init__(
+        self,
+        backend: TransferBackend,
+        cache: Cache,
+        block_pool: IdPool,
+        slot_pool: IdPool,
+        config: DecodeConfig,
+    ) -> None:
+        self._backend = backend
+        self._cache = cache
+        self._fingerprint = cache.layout.fingerprint()
+        self._block_pool = block_pool
+        self._slot_pool = slot_pool
+        self._config = config
+        self._numbers = count(1)
+        self._states: dict[int, State] = {}
+        self._failures: list[Failure] = []
+        self.bytes_read = 0
+        self.bad_messages = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return bool(self._wanted(request_id))
+
+    @property
+    def states(self) -> list[State]:
+        """Every arrival that is not over, oldest first."""
+        return list(self._states.values())
+
+    def add(self, request: Request, handoff: Handoff, num_blocks: int, now: float) -> None:
+        """Queue a handoff that will be given ``num_blocks`` blocks."""
+        arrival = Arrival(request=request, handoff=handoff, num_blocks=num_blocks, since=now)
+        self._states[next(self._numbers)] = Waiting(arrival)
+
+    def cancel(self, request_id: str) -> None:
+        """Give up a request without a Failure. Unknown ids are fine."""
+        for key in self._wanted(request_id):
+            self._drop(key, None)
+
+    def poll(self, now: float, free_places: int) -> None:
+        """Move every arrival as far as it goes now; start reads for at most ``free_places`` places in the batch."""
+        self._receive()
+        for key, state in list(self._states.items()):
+            match state:
+                case Reading() | Draining():
+                    self._poll_read(key, state, now)
+                case Confirming() if now - state.since > self._config.confirm_timeout_s:
+                    self._drop(key, self._late("confirm", state.arrival, "confirm_timeout_s"))
+                case Waiting() if now - state.arrival.since >= state.arrival.handoff.lease_s:
+                    self._drop(key, LeaseExpiredError("the lease ended before there was room here"))
+                case _:
+                    pass
+        self._admit(now, free_places)
+
+    def take_ready(self) -> list[Ready]:
+        """Hand over what may join the batch; the caller owns the rooms."""
+        ready = {key: state for key, state in self._states.items() if isinstance(state, Ready)}
+        for key in ready:
+            del self._states[key]
+        return list(ready.values())
+
+    def take_failures(self) -> list[Failure]:
+        """What was given up since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def stats(self) -> dict[str, int]:
+        """Arrivals by kind, and what was read since the start."""
+        states = self._states.values()
+        waiting = sum(isinstance(state, Waiting) for state in states)
+        draining = sum(isinstance(state, Draining) for state in states)
+        return {
+            "waiting": waiting,
+            "transferring": len(states) - waiting - draining,
+            "draining": draining,
+            "bytes_read": self.bytes_read,
+            "bad_messages": self.bad_messages,
+        }
+
+    def _wanted(self, request_id: str) -> list[int]:
+        return [
+            key
+            for key, state in self._states.items()
+            if state.arrival.request.request_id == request_id and not isinstance(state, Draining)
+        ]
+
+    def _admit(self, now: float, free_places: int) -> None:
+        in_flight = sum(not isinstance(s, Waiting | Draining) for s in self._states.values())
+        waiting = [(key, s.arrival) for key, s in self._states.items() if isinstance(s, Waiting)]
+        admissible = count_admissible(
+            [arrival.num_blocks for _, arrival in waiting],
+            free_blocks=self._block_pool.free,
+            free_slots=self._slot_pool.free,
+            free_places=max(0, free_places - in_flight),
+        )
+        for key, arrival in waiting[:admissible]:
+            self._start(key, arrival, now)
+
+    def _start(self, key: int, arrival: Arrival, now: float) -> None:
+        handoff = arrival.handoff
+        blocks = self._block_pool.try_take(arrival.num_blocks)
+        slot = self._slot_pool.try_take(1)
+        if blocks is None or slot is None:
+            raise IntegrityError(f"admitted {handoff.request_id!r} without room for it")
+        try:
+            check_handoff(arrival.request, handoff, self._fingerprint, self._backend.peers)
+            plan = plan_copies(
+                self._cache.layout,
+                handoff.num_tokens,
+                handoff.blocks,
+                handoff.slot,
+                blocks,
+                slot[0],
+            )
+            read = self._backend.start_read(handoff.holder, plan.copies)
+        except TransferError as error:
+            self._block_pool.give(blocks)
+            self._slot_pool.give(slot)
+            self._drop(key, error)
+            return
+        self.bytes_read += plan.total_bytes
+        self._move(key, Started(Room(blocks=tuple(blocks), slot=slot[0]), read, now))
+
+    def _poll_read(self, key: int, state: Reading | Draining, now: float) -> None:
+        try:
+            done = state.read.poll()
+        except TransferError as error:
+            self._drop(key, error)
+            self._move(key, ReadEnded())
+            return
+        if isinstance(state, Draining):
+            if done:
+                self._move(key, ReadEnded())
+        elif done:
+            self._confirm(key, state, now)
+        elif now - state.since > self._config.transfer_timeout_s:
+            self._drop(key, self._late("read", state.arrival, "transfer_timeout_s"))
+
+    def _confirm(self, key: int, state: Reading, now: float) -> None:
+        nonce = next(self._numbers)
+        self._move(key, ReadDone(nonce, now))
+        handoff = state.arrival.handoff
+        try:
+            self._backend.send(handoff.holder, encode(confirm_lease(handoff, nonce)))
+        except PeerLostError as error:
+            self._drop(key, error)
+
+    def _receive(self) -> None:
+        for peer, data in self._backend.receive():
+            try:
+                message = decode(data)
+            except MessageError:
+                self.bad_messages += 1
+                continue
+            if isinstance(message, LeaseAlive | LeaseGone):
+                self._answered(peer, message)
+            else:
+                self.bad_messages += 1
+
+    def _answered(self, peer: str, answer: LeaseAlive | LeaseGone) -> None:
+        for key, state in list(self._states.items()):
+            if not isinstance(state, Confirming) or state.nonce != answer.nonce:
+                continue
+            handoff = state.arrival.handoff
+            if (peer, answer.lease_id) != (handoff.holder, handoff.lease_id):
+                continue
+            if isinstance(answer, LeaseGone):
+                self._drop(key, LeaseExpiredError(f"{peer} keeps it no longer: {answer.reason}"))
+            else:
+                self._accept(key, state)
+
+    def _accept(self, key: int, state: Confirming) -> None:
+        handoff = state.arrival.handoff
+        try:
+            verify(
+                self._cache.layout,
+                self._cache.blocks,
+                state.room.blocks,
+                self._cache.slots,
+                state.room.slot,
+                handoff.num_tokens,
+                handoff.block_checksums,
+                handoff.slot_checksum,
+            )
+        except TransferError as error:
+            self._drop(key, error)
+            return
+        self._move(key, Accepted())
+        self._release(handoff)
+
+    def _drop(self, key: int, error: TransferError | None) -> None:
+        """Give up an arrival, once: a second reason is not news."""
+        state = self._states[key]
+        if isinstance(state, Draining):
+            return
+        self._move(key, Dropped())
+        self._release(state.arrival.handoff)
+        if error is not None:
+            request_id = state.arrival.request.request_id
+            self._failures.append(Failure(request_id=request_id, error=error))
+
+    def _release(self, handoff: Handoff) -> None:
+        try:
+            self._backend.send(handoff.holder, encode(release_lease(handoff)))
+        except PeerLostError:
+            return  # no holder, no lease
+
+    def _move(self, key: int, event: Event) -> None:
+        before = self._states.get(key)
+        if before is None:
+            return
+        after = advance(before, event)
+        room = room_of(before)
+        if room is not None and room_of(after) is None:
+            self.give(room)
+        if isinstance(after, Closed):
+            del self._states[key]
+        else:
+            self._states[key] = after
+
+    def give(self, room: Room) -> None:
+        """Give a room back to the pools."""
+        self._block_pool.give(room.blocks)
+        self._slot_pool.give([room.slot])
+
+    def _late(self, phase: str, arrival: Arrival, setting: str) -> PeerLostError:
+        return PeerLostError(
+            f"phase {phase}: no answer from {arrival.handoff.holder} within decode.{setting} = "
+            f"{getattr(self._config, setting)} s"
+        )

@@ -1,0 +1,34 @@
+"""What a deployment says about its prefill ranks."""
+
+from dataclasses import dataclass
+
+from ..transfer.errors import ConfigError
+
+MAX_WAIT_S = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillConfig:
+    """Limits of one prefill rank. Raises ConfigError.
+
+    How many rows run the decoder layers (``keep``) is part of the cache layout, which both pools share.
+    """
+
+    chunk_tokens: int = 2048
+    """Prompt rows of one step, over all prompts that share it."""
+    lease_s: float = 60.0
+    """How long a finished prompt is kept for its reader, the reader's wait for room included."""
+    queue_timeout_s: float = 600.0
+    """How long a prompt may wait for its first row."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_tokens < 1:
+            raise ConfigError(
+                f"chunk_tokens = {self.chunk_tokens} is not allowed: an integer of at least 1"
+            )
+        for name in ("lease_s", "queue_timeout_s"):
+            value: float = getattr(self, name)
+            if not 0.0 < value <= MAX_WAIT_S:
+                raise ConfigError(
+                    f"{name} = {value} is not allowed: seconds above 0, up to {MAX_WAIT_S:.0f}"
+                )

@@ -1,0 +1,124 @@
+"""The prompts of a prefill rank from submission to offer. States and transitions; no device, no transport.
+
+submit --> Queued --admit(blocks, slot)--> Running --advance*--> Running with no row left --take--> outbox
+             |                                |
+             `----------- cancel -------------'   gives back what the state owns
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ..transfer.errors import IntegrityError, InvalidRequestError
+from ..transfer.request import Request
+from .scheduler import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """Waits for its first row; owns nothing."""
+
+    request: Request
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Owns ``blocks`` and ``slot``; ``num_done`` rows are cached. ``started`` is an instant of the timeline."""
+
+    request: Request
+    blocks: tuple[int, ...]
+    slot: int
+    started: float
+    num_done: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """All rows that prefill runs are cached."""
+        return self.num_done == num_rows(self.request)
+
+
+PromptState = Queued | Running
+
+
+def num_rows(request: Request) -> int:
+    """Rows that prefill runs: all but the last, which is decode's first."""
+    return len(request.prompt_ids) - 1
+
+
+class PromptQueue:
+    """All prompts not yet offered, in order of arrival. Raises IntegrityError for a transition that does not exist."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, PromptState] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._states
+
+    @property
+    def queued(self) -> list[Queued]:
+        """Prompts without resources."""
+        return [state for state in self._states.values() if isinstance(state, Queued)]
+
+    @property
+    def running(self) -> list[Running]:
+        """Prompts that own blocks and a slot."""
+        return [state for state in self._states.values() if isinstance(state, Running)]
+
+    def view(self) -> Iterator[Prompt]:
+        """The queue as the scheduler sees it."""
+        for request_id, state in self._states.items():
+            running = isinstance(state, Running)
+            yield Prompt(
+                request_id=request_id,
+                num_rows=num_rows(state.request),
+                num_done=state.num_done if running else 0,
+                admitted=running,
+            )
+
+    def add(self, request: Request, now: float) -> None:
+        """Nothing -> Queued. Raises InvalidRequestError for an id that is here already."""
+        if request.request_id in self._states:
+            raise InvalidRequestError(
+                f"request_id = {request.request_id!r} is not allowed: this rank already works on a request of that "
+                "id; give every request an id of its own"
+            )
+        self._states[request.request_id] = Queued(request=request, since=now)
+
+    def admit(self, request_id: str, blocks: Iterable[int], slot: int, started: float) -> None:
+        """Queued -> Running, which takes over ``blocks`` and ``slot``."""
+        state = self.get_queued(request_id)
+        self._states[request_id] = Running(
+            request=state.request, blocks=tuple(blocks), slot=slot, started=started
+        )
+
+    def get_queued(self, request_id: str) -> Queued:
+        """The Queued state of a prompt."""
+        state = self._states.get(request_id)
+        if not isinstance(state, Queued):
+            raise IntegrityError(f"prompt {request_id!r} cannot be admitted in state {state}")
+        return state
+
+    def get_running(self, request_id: str) -> Running:
+        """The Running state of a prompt."""
+        state = self._states.get(request_id)
+        if not isinstance(state, Running):
+            raise IntegrityError(f"prompt {request_id!r} cannot run rows in state {state}")
+        return state
+
+    def advance(self, request_id: str, start: int, count: int) -> None:
+        """Running -> Running with ``count`` more rows, the next ones."""
+        state = self.get_running(request_id)
+        if start != state.num_done or start + count > num_rows(state.request):
+            raise IntegrityError(f"rows {start}..{start + count - 1} do not follow in {state}")
+        self._states[request_id] = replace(state, num_done=start + count)
+
+    def take_finished(self) -> list[Running]:
+        """Remove the prompts whose rows are all done; the caller owns their blocks and slots."""
+        finished = [state for state in self.running if state.finished]
+        for state in finished:
+            del self._states[state.request.request_id]
+        return finished
+
+    def drop(self, request_id: str) -> PromptState | None:
+        """Remove a prompt in any state; the caller frees what the returned state owns. Unknown ids give None."""
+        return self._states.pop(request_id, None)

@@ -1,0 +1,229 @@
+"""One prefill rank: applies the scheduler's plans to the network, and hands finished prompts to the outbox."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ..model.batch import Logits, Span
+from ..model.cache import Cache, IdPool
+from ..model.config import ModelConfig
+from ..transfer.backend import TransferBackend
+from ..transfer.errors import (
+    DeadlineError,
+    HeadraceError,
+    IntegrityError,
+    InvalidRequestError,
+    PromptTooLongError,
+)
+from ..transfer.messages import Handoff
+from ..transfer.request import Request
+from .config import PrefillConfig
+from .outbox import Outbox
+from .prompts import PromptQueue, Queued, Running, num_rows
+from .scheduler import Chunk, StepPlan, blocks_for, plan_step
+
+HISTORY_TOKENS = 3  # ids before a span that n-gram layers look at
+
+
+class Network(Protocol):
+    """What a rank needs of the model."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def cache(self) -> Cache: ...
+    def forward(self, spans: Sequence[Span]) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A prompt is prefilled and may be read. ``prefill_started`` and ``offered`` are instants of its timeline."""
+
+    request_id: str
+    handoff: Handoff
+    prefill_started: float
+    offered: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillFailed:
+    """A prompt is given up; nothing of it is left here."""
+
+    request_id: str
+    error: HeadraceError
+
+
+PrefillEvent = Offered | PrefillFailed
+
+
+class PrefillRank:
+    """All methods from the loop's thread. ``clock`` stamps timelines, ``timer`` measures leases and deadlines."""
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        backend: TransferBackend,
+        config: PrefillConfig,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._network = network
+        self._config = config
+        self._clock = clock
+        self._timer = timer
+        cache = network.cache
+        self._layout = cache.layout
+        self._block_pool = IdPool(cache.blocks.shape[0], "prefill block")
+        self._slot_pool = IdPool(cache.slots.shape[0], "prefill slot")
+        self._prompts = PromptQueue()
+        self._outbox = Outbox(backend, cache, self._block_pool, self._slot_pool, config.lease_s)
+        self._events: list[PrefillEvent] = []
+        self._num_steps = self._num_rows = self._num_failed = 0
+
+    def submit(self, request: Request) -> None:
+        """Queue a prompt. Raises PromptTooLongError or InvalidRequestError, and then keeps nothing of it."""
+        model = self._network.config
+        wrong = [token for token in request.prompt_ids if not 0 <= token < model.vocab_size]
+        if wrong:
+            raise InvalidRequestError(
+                f"prompt_ids hold {wrong[0]}, which is not allowed: an id from 0 to {model.vocab_size - 1}"
+            )
+        length, context = len(request.prompt_ids), model.max_position_embeddings
+        if length >= context:
+            raise PromptTooLongError(
+                f"prompt of {length} tokens leaves no room for an answer in a context of {context} tokens: "
+                f"shorten it to at most {context - 1}"
+            )
+        needed = blocks_for(num_rows(request), self._layout.block_tokens)
+        if needed > self._block_pool.capacity:
+            raise PromptTooLongError(
+                f"prompt of {length} tokens needs {needed} blocks of {self._layout.block_tokens} tokens, but the "
+                f"prefill cache has {self._block_pool.capacity}: shorten it, or raise num_blocks of the prefill pool"
+            )
+        self._prompts.add(request, self._timer())
+
+    def cancel(self, request_id: str) -> None:
+        """Free everything of a request, in whatever state it is; no event follows. Unknown ids are fine."""
+        self._free(self._prompts.drop(request_id))
+        self._outbox.cancel(request_id)
+        self._events = [event for event in self._events if event.request_id != request_id]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would run, admit or report anything. A queue that only waits for memory is no work."""
+        plan = self._plan()
+        return bool(self._events or plan.admitted or plan.chunks)
+
+    def pump(self) -> None:
+        """Answer readers, expire leases, give up prompts that waited too long. Never blocks."""
+        now = self._timer()
+        self._outbox.poll(now)
+        for prompt in self._prompts.queued:
+            waited = now - prompt.since
+            if waited > self._config.queue_timeout_s:
+                self._prompts.drop(prompt.request.request_id)
+                self._num_failed += 1
+                error = DeadlineError(
+                    f"phase prefill queue: waited {waited:.1f} s, queue_timeout_s = "
+                    f"{self._config.queue_timeout_s}; add prefill ranks or send less"
+                )
+                self._events.append(
+                    PrefillFailed(request_id=prompt.request.request_id, error=error)
+                )
+
+    def step(self) -> list[PrefillEvent]:
+        """Run one plan: exactly one forward pass, of zero spans when there is nothing to run."""
+        plan = self._plan()
+        for request_id in plan.admitted:
+            self._admit(request_id)
+        self._network.forward([self._span(chunk) for chunk in plan.chunks])
+        for chunk in plan.chunks:
+            self._prompts.advance(chunk.request_id, chunk.start, chunk.count)
+        self._num_steps += 1
+        self._num_rows += sum(chunk.count for chunk in plan.chunks)
+        self._events += [self._offer(prompt) for prompt in self._prompts.take_finished()]
+        events, self._events = self._events, []
+        return events
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every block and slot is free or owned exactly once."""
+        self._block_pool.check_integrity()
+        self._slot_pool.check_integrity()
+        self._outbox.check_integrity()
+        owners = [*self._prompts.running, *self._outbox.held]
+        blocks = [block for owner in owners for block in owner.blocks]
+        slots = [owner.slot for owner in owners]
+        for ids, pool in ((blocks, self._block_pool), (slots, self._slot_pool)):
+            if len(set(ids)) != len(ids) or len(ids) != pool.in_use:
+                raise IntegrityError(
+                    f"{self.name}: {pool.in_use} ids in use, owned are {sorted(ids)}"
+                )
+
+    def stats(self) -> dict[str, int]:
+        """Counts for the router and the operator."""
+        running = self._prompts.running
+        queued = self._prompts.queued
+        return {
+            "queued": len(queued),
+            "queued_tokens": sum(len(prompt.request.prompt_ids) for prompt in queued),
+            "running": len(running),
+            "free_blocks": self._block_pool.free,
+            "free_slots": self._slot_pool.free,
+            "steps": self._num_steps,
+            "rows": self._num_rows,
+            "failed": self._num_failed,
+            **self._outbox.stats(),
+        }
+
+    def _plan(self) -> StepPlan:
+        return plan_step(
+            self._prompts.view(),
+            chunk_tokens=self._config.chunk_tokens,
+            block_tokens=self._layout.block_tokens,
+            free_blocks=self._block_pool.free,
+            free_slots=self._slot_pool.free,
+        )
+
+    def _admit(self, request_id: str) -> None:
+        request = self._prompts.get_queued(request_id).request
+        blocks = self._block_pool.try_take(blocks_for(num_rows(request), self._layout.block_tokens))
+        slot = self._slot_pool.try_take(1)
+        if blocks is None or slot is None:
+            raise IntegrityError(f"{self.name}: the plan admits {request_id!r} without room for it")
+        self._network.cache.clear_slot(slot[0])
+        self._prompts.admit(request_id, blocks, slot[0], self._clock())
+
+    def _span(self, chunk: Chunk) -> Span:
+        prompt = self._prompts.get_running(chunk.request_id)
+        ids = prompt.request.prompt_ids
+        return Span(
+            token_ids=ids[chunk.start : chunk.start + chunk.count],
+            start=chunk.start,
+            history=ids[max(0, chunk.start - HISTORY_TOKENS) : chunk.start],
+            slot=prompt.slot,
+            blocks=prompt.blocks,
+            tail_start=max(0, len(ids) - self._layout.keep),
+            logits=Logits.NONE,
+        )
+
+    def _offer(self, prompt: Running) -> Offered:
+        request_id = prompt.request.request_id
+        handoff = self._outbox.offer(
+            request_id, prompt.num_done, prompt.blocks, prompt.slot, self._timer()
+        )
+        return Offered(
+            request_id=request_id,
+            handoff=handoff,
+            prefill_started=prompt.started,
+            offered=self._clock(),
+        )
+
+    def _free(self, state: Queued | Running | None) -> None:
+        if isinstance(state, Running):
+            self._block_pool.give(state.blocks)
+            self._slot_pool.give([state.slot])

@@ -1,0 +1,209 @@
+"""A prefill rank as its loop and its readers see it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.model.batch import Logits
+from headrace.prefill.config import PrefillConfig
+from headrace.prefill.rank import Offered, PrefillFailed
+from headrace.tests.fake_network import FakeNetwork
+from headrace.transfer.checksum import verify
+from headrace.transfer.errors import (
+    ConfigError,
+    DeadlineError,
+    InvalidRequestError,
+    PromptTooLongError,
+)
+from headrace.transfer.messages import LeaseAlive, LeaseGone
+from headrace.transfer.request import Request
+
+from .conftest import Bench, prompt
+
+
+def test_a_prompt_becomes_a_handoff_with_all_but_its_last_row(bench: Bench) -> None:
+    bench.rank.submit(prompt("a", 14))
+    assert bench.turn() == []
+    (span,) = bench.network.spans
+    assert (span.start, len(span.token_ids), span.history, span.logits) == (0, 8, (), Logits.NONE)
+    bench.now += 5
+    (event,) = bench.turn()
+    (span,) = bench.network.spans
+    ids = prompt("a", 14).prompt_ids
+    assert (span.start, span.token_ids, span.history) == (8, ids[8:13], ids[5:8])
+    assert isinstance(event, Offered)
+    assert (event.prefill_started, event.offered) == (1000.0, 1005.0)
+    handoff = event.handoff
+    assert (handoff.num_tokens, len(handoff.blocks)) == (13, 4)
+    assert handoff.block_checksums and handoff.incarnation == bench.backend.incarnation
+    verify(
+        bench.network.cache.layout,
+        bench.network.cache.blocks,
+        handoff.blocks,
+        bench.network.cache.slots,
+        handoff.slot,
+        13,
+        handoff.block_checksums,
+        handoff.slot_checksum,
+    )
+    assert not bench.rank.has_work
+
+
+def test_tail_start_counts_from_the_end_of_the_whole_prompt(bench: Bench) -> None:
+    keep = bench.network.cache.layout.keep
+    bench.rank.submit(prompt("a", keep + 9))
+    bench.turn()
+    assert bench.network.spans[0].tail_start == 9
+    bench.rank.submit(prompt("b", 3))
+    bench.run()
+    assert bench.network.spans[-1].tail_start == 0
+
+
+def test_a_prompt_of_one_token_is_offered_at_once_with_a_cleared_slot(bench: Bench) -> None:
+    bench.network.cache.slots.fill_(255)
+    handoff = bench.offer(prompt("one", 1))
+    assert (handoff.num_tokens, handoff.blocks, handoff.block_checksums) == (0, (), ())
+    assert not bench.network.cache.slots[handoff.slot].any()
+
+
+def test_a_reused_slot_is_cleared(bench: Bench) -> None:
+    for name in ("a", "b", "c", "d", "e", "f"):  # the fake network refuses a slot with a past
+        bench.release(bench.offer(prompt(name, 9)))
+
+
+def test_blocks_stay_until_the_reader_releases_them(bench: Bench) -> None:
+    handoff = bench.offer(prompt("a", 40))  # 10 of 12 blocks
+    bench.rank.submit(prompt("b", 40))
+    assert bench.turn() == [] and not bench.rank.has_work, "waiting for memory is no work"
+    assert isinstance(bench.confirm(handoff), LeaseAlive)
+    before = bench.network.cache.blocks[list(handoff.blocks)].clone()
+    bench.turn()
+    assert torch.equal(bench.network.cache.blocks[list(handoff.blocks)], before)
+    bench.release(handoff)
+    bench.release(handoff)  # doubled: frees nothing twice
+    (event,) = bench.run()
+    assert isinstance(event, Offered) and event.request_id == "b"
+    gone = bench.confirm(handoff, nonce=9)
+    assert isinstance(gone, LeaseGone) and gone.nonce == 9
+
+
+def test_a_lease_that_ends_frees_its_blocks(bench: Bench) -> None:
+    handoff = bench.offer(prompt("a", 40))
+    bench.now += bench.config.lease_s
+    assert isinstance(bench.confirm(handoff), LeaseGone)
+    assert bench.rank.stats()["leases_expired"] == 1
+    assert bench.rank.stats()["free_blocks"] == 12
+
+
+def test_only_the_very_lease_is_confirmed(bench: Bench) -> None:
+    handoff = bench.offer(prompt("a", 9))
+    assert isinstance(bench.confirm(handoff, generation=handoff.generation + 1), LeaseGone)
+    assert isinstance(bench.confirm(handoff, incarnation="another"), LeaseGone)
+    assert isinstance(bench.confirm(handoff, request_id="b"), LeaseGone)
+    assert isinstance(bench.confirm(handoff, lease_id="none"), LeaseGone)
+    assert isinstance(bench.confirm(handoff), LeaseAlive)
+
+
+def test_the_same_request_may_be_prefilled_again_while_its_first_offer_lives(bench: Bench) -> None:
+    first = bench.offer(prompt("a", 9))
+    second = bench.offer(prompt("a", 9))
+    assert second.generation > first.generation
+    assert not set(first.blocks) & set(second.blocks)
+    assert first.block_checksums == second.block_checksums
+    bench.rank.cancel("a")
+    assert isinstance(bench.confirm(first), LeaseGone)
+    assert isinstance(bench.confirm(second), LeaseGone)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 9])
+def test_cancel_frees_everything_in_every_state(bench: Bench, turns: int) -> None:
+    bench.rank.submit(prompt("a", 20))
+    bench.rank.submit(prompt("b", 3))
+    for _ in range(turns):
+        bench.turn()
+    bench.rank.cancel("a")
+    bench.rank.cancel("a")
+    events = bench.run()
+    assert "a" not in [event.request_id for event in events]
+    bench.rank.cancel("b")
+    assert bench.rank.stats()["free_blocks"] == 12
+
+
+def test_what_can_never_work_is_refused_and_hurts_nobody() -> None:
+    bench = Bench(network=FakeNetwork(context=60))
+    bench.rank.submit(prompt("good", 9))
+    with pytest.raises(PromptTooLongError, match=r"60 tokens leaves no room .* context of 60"):
+        bench.rank.submit(prompt("long", 60))
+    with pytest.raises(PromptTooLongError, match=r"55 tokens needs 14 blocks .* has 12"):
+        bench.rank.submit(prompt("big", 55))
+    with pytest.raises(InvalidRequestError, match="prompt_ids hold 512"):
+        bench.rank.submit(Request(request_id="x", prompt_ids=(1, 512)))
+    with pytest.raises(InvalidRequestError, match="'good' is not allowed"):
+        bench.rank.submit(prompt("good", 2))
+    (event,) = bench.run()
+    assert event.request_id == "good"
+    bench.assert_empty()
+
+
+def test_a_prompt_that_waits_too_long_fails_by_phase() -> None:
+    bench = Bench(config=PrefillConfig(lease_s=1000.0, queue_timeout_s=60.0))
+    bench.offer(prompt("a", 40))
+    bench.rank.submit(prompt("b", 40))
+    bench.now += 60
+    assert bench.turn() == []
+    bench.rank.submit(prompt("c", 4))
+    bench.now += 1
+    failed, offered = bench.run()
+    assert isinstance(failed, PrefillFailed) and failed.request_id == "b"
+    assert isinstance(failed.error, DeadlineError) and "prefill queue" in str(failed.error)
+    assert isinstance(offered, Offered) and offered.request_id == "c"
+    bench.assert_empty()
+
+
+def test_messages_that_are_none_are_counted_and_dropped(bench: Bench) -> None:
+    bench.reader.send("prefill", b"\x00nonsense")
+    bench.turn()
+    assert bench.rank.stats()["bad_messages"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"chunk_tokens": 0}, {"lease_s": 0.0}, {"lease_s": 1e9}, {"queue_timeout_s": -1.0}]
+)
+def test_a_wrong_limit_is_named(wrong: dict[str, float]) -> None:
+    (name, value) = next(iter(wrong.items()))
+    with pytest.raises(ConfigError, match=f"{name} = {value}"):
+        PrefillConfig(**wrong)  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), lengths=st.lists(st.integers(1, 45), min_size=1, max_size=8))
+def test_nothing_is_lost_or_freed_twice(data: st.DataObject, lengths: list[int]) -> None:
+    bench = Bench(config=PrefillConfig(chunk_tokens=data.draw(st.integers(1, 20)), lease_s=10.0))
+    cancelled = set[str]()
+    for name, length in enumerate(lengths):
+        bench.rank.submit(prompt(str(name), length))
+    for _ in range(12):
+        bench.turn()
+        handoffs = [event.handoff for event in bench.events if isinstance(event, Offered)]
+        match data.draw(st.sampled_from(["nothing", "release", "cancel", "time"])):
+            case "release" if handoffs:
+                bench.release(data.draw(st.sampled_from(handoffs)))
+            case "cancel":
+                cancelled.add(name := str(data.draw(st.integers(0, len(lengths) - 1))))
+                bench.rank.cancel(name)
+            case "time":
+                bench.now += 4
+            case _:
+                pass
+        bench.rank.check_integrity()
+    for _ in range(len(lengths)):
+        bench.now += 20
+        bench.run()
+    ended = [event.request_id for event in bench.events]
+    assert len(set(ended)) == len(ended)
+    assert set(ended) | cancelled == {str(name) for name in range(len(lengths))}
+    for event in bench.events:
+        assert isinstance(event, Offered)
+        assert event.handoff.num_tokens == lengths[int(event.request_id)] - 1
+    bench.assert_empty()

@@ -1,0 +1,371 @@
+"""NIXL between real processes. Every wait of these tests has a deadline."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.tests.transfer.layouts import SMALL, make_arenas
+from headrace.tests.transfer.peer_process import WAIT_S, PeerProcess
+from headrace.transfer.checksum import block_checksums, slot_checksum, verify
+from headrace.transfer.codec import decode, encode
+from headrace.transfer.errors import (
+    HeadraceError,
+    IntegrityError,
+    LayoutMismatchError,
+    MessageError,
+    PeerLostError,
+    RankError,
+    TransferError,
+)
+from headrace.transfer.layout import BlockSection, CacheLayout
+from headrace.transfer.messages import ConfirmLease, LeaseAlive, LeaseGone
+from headrace.transfer.nixl import TRANSLATION, NixlBackend, translated
+from headrace.transfer.nixl_options import NixlOptions
+from headrace.transfer.plan import Copy, plan_copies
+
+LARGE = CacheLayout(
+    model_fingerprint="large",
+    kv_format="plain",
+    block_tokens=2,
+    block_bytes=8 << 20,
+    sections=(BlockSection(name="a", offset=0, entry_bytes=4 << 20, tokens_per_entry=1),),
+    slot_bytes=4,
+    window=1,
+    ring_rows=1,
+    keep=1,
+)
+
+
+@pytest.fixture
+def peers():
+    """Starts peer processes and ends them after the test."""
+    started: list[PeerProcess] = []
+
+    def start(layout: CacheLayout = SMALL, **kwargs) -> PeerProcess:
+        started.append(PeerProcess(layout, **kwargs))
+        return started[-1]
+
+    yield start
+    for peer in started:
+        peer.stop()
+
+
+@pytest.fixture
+def reader():
+    """A reader in this process, closed after the test."""
+    made: list[NixlBackend] = []
+
+    def make(layout: CacheLayout = SMALL, num_blocks: int = 8, **options) -> NixlBackend:
+        arenas = make_arenas(layout, num_blocks, 4, None)
+        made.append(NixlBackend("decode-0", arenas, NixlOptions(**options)))
+        made[-1].test_arenas = arenas  # type: ignore[attr-defined]
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def until(check: Callable[[], object], backend: NixlBackend | None = None):
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        found = check()
+        if found:
+            return found
+        if backend is not None:
+            backend.receive()
+    raise AssertionError("it did not happen in time")
+
+
+def join(backend: NixlBackend, peer: PeerProcess) -> str:
+    """Connect both ways; returns the peer's name."""
+    peer.ask("connect", backend.pairing())
+    return backend.connect(peer.pairing)
+
+
+def echo(backend: NixlBackend, name: str, message: bytes) -> bytes:
+    backend.send(name, message)
+    return until(backend.receive)[0][1]
+
+
+def test_reads_of_every_length_bring_the_holders_bytes(peers, reader):
+    peer, backend = peers(), reader()
+    name, ours = join(backend, peer), backend.test_arenas
+    for num_tokens in (0, 1, 2, 7, 8, 9, 16, 31, 32):
+        needed = SMALL.num_blocks(num_tokens)
+        sources, targets = [6, 7, 1, 4][:needed], [3, 4, 0, 7][:needed]
+        ours.blocks.zero_()
+        copies = plan_copies(SMALL, num_tokens, sources, 2, targets, 1).copies
+        read = backend.start_read(name, copies)
+        until(read.poll)
+        assert read.quiet()
+        verify(
+            SMALL,
+            ours.blocks,
+            targets,
+            ours.slots,
+            1,
+            num_tokens,
+            block_checksums(SMALL, peer.expected.blocks, sources, num_tokens),
+            slot_checksum(SMALL, peer.expected.slots, 2),
+        )
+        assert int((ours.blocks != 0).sum()) <= SMALL.handoff_bytes(num_tokens)
+
+
+@pytest.mark.parametrize("transports", ["all", "tcp,self"])
+@pytest.mark.parametrize("size", [1, 17, 4096, 100_000, 3 << 20])
+def test_sizes_and_many_small_copies(peers, reader, transports, size, monkeypatch):
+    monkeypatch.setenv("UCX_TLS", transports)
+    peer = peers(LARGE, num_blocks=2)
+    backend = reader(LARGE, num_blocks=2)
+    name = join(backend, peer)
+    ours, theirs = backend.test_arenas.blocks.view(-1), peer.expected.blocks.view(-1)
+    number = min(1500, len(ours) // size)
+    copies = [Copy("blocks", i * size, (number - 1 - i) * size, size) for i in range(number)]
+    until(backend.start_read(name, copies).poll)
+    found = ours[: number * size].view(number, size).flip(0)
+    assert torch.equal(found.reshape(-1), theirs[: number * size])
+
+
+def test_two_readers_at_once(peers, reader):
+    peer = peers(LARGE, num_blocks=4)
+    backends = [reader(LARGE, num_blocks=4) for _ in range(2)]
+    names = [join(backend, peer) for backend in backends]
+    copies = [Copy("blocks", i << 20, i << 20, 1 << 20) for i in range(32)]
+    for _ in range(3):
+        reads = [b.start_read(name, copies) for b, name in zip(backends, names, strict=True)]
+        until(lambda reads=reads: all([read.poll() for read in reads]))
+    for backend in backends:
+        assert torch.equal(backend.test_arenas.blocks, peer.expected.blocks)
+
+
+def test_messages_go_both_ways_large_and_small(peers, reader):
+    peer, backend = peers(), reader()
+    name = join(backend, peer)
+    for message in (b"x", bytes(range(256)), b"y" * 200_000):
+        assert echo(backend, name, message) == message
+
+
+def test_a_lease_is_confirmed_and_a_stale_one_is_not(peers, reader):
+    peer, backend = peers(), reader()
+    name = join(backend, peer)
+    lease_id, incarnation = peer.ask("grant", 0.5)
+    ask = ConfirmLease(
+        lease_id=lease_id, incarnation=incarnation, request_id="r1", generation=1, nonce=1
+    )
+    answer = decode(echo(backend, name, encode(ask)))
+    assert answer == LeaseAlive(lease_id=lease_id, nonce=1)
+    foreign = decode(echo(backend, name, encode(replace(ask, request_id="r2", nonce=2))))
+    assert isinstance(foreign, LeaseGone)
+    time.sleep(0.5)
+    stale = decode(echo(backend, name, encode(replace(ask, nonce=3))))
+    assert isinstance(stale, LeaseGone)
+    assert stale.nonce == 3
+    assert "expired" in stale.reason
+
+
+def test_blocks_that_were_reused_do_not_pass_for_ours(peers, reader):
+    peer, backend = peers(), reader()
+    name, ours = join(backend, peer), backend.test_arenas
+    sums = block_checksums(SMALL, peer.expected.blocks, (1,), 8)
+    peer.ask("scribble")
+    until(backend.start_read(name, [Copy("blocks", 80, 0, 80)]).poll)
+    with pytest.raises(TransferError, match="prefilled again"):
+        verify(SMALL, ours.blocks, (0,), ours.slots, 0, 8, sums, 0)
+
+
+def test_a_killed_peer_is_lost_at_once_and_its_successor_serves(peers, reader):
+    backend = reader()
+    first = peers()
+    name = join(backend, first)
+    until(backend.start_read(name, [Copy("blocks", 0, 0, 80)]).poll)
+    first.kill()
+    started = time.monotonic()
+    with pytest.raises(PeerLostError):
+        read = backend.start_read(name, [Copy("blocks", 0, 0, 80)])
+        until(read.poll)
+    assert time.monotonic() - started < 5
+    assert backend.peers == {}
+    with pytest.raises(PeerLostError):
+        backend.send(name, b"x")
+
+    second = peers(seed=8)
+    assert join(backend, second) == name
+    assert second.pairing != first.pairing
+    until(backend.start_read(name, [Copy("blocks", 0, 0, 80)]).poll)
+    assert torch.equal(backend.test_arenas.blocks[0], second.expected.blocks[0])
+    assert echo(backend, name, b"x") == b"x"
+
+
+@pytest.mark.parametrize("transports", ["all", "tcp,self"])
+def test_a_peer_killed_in_the_middle_of_a_read_is_lost(peers, reader, transports, monkeypatch):
+    monkeypatch.setenv("UCX_TLS", transports)
+    peer = peers(LARGE, num_blocks=32)
+    backend = reader(LARGE, num_blocks=32)
+    name = join(backend, peer)
+    until(backend.start_read(name, [Copy("blocks", 0, 0, 1)]).poll)
+    timer = threading.Timer(0.05, peer.process.kill)
+    timer.start()
+    copies = [Copy("blocks", i << 20, i << 20, 1 << 20) for i in range(256)]
+    started = time.monotonic()
+    with pytest.raises(PeerLostError):
+        while True:
+            read = backend.start_read(name, copies)
+            until(read.poll)
+    assert time.monotonic() - started < 10
+    timer.join()
+    peer.kill()
+    assert read.quiet()
+    assert backend.peers == {}
+
+
+def test_a_peer_that_stands_still_is_lost_at_the_deadline_and_quiet_later(
+    peers, reader, monkeypatch
+):
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    peer = peers(LARGE, num_blocks=4)
+    backend = reader(LARGE, num_blocks=4, read_timeout_s=0.3)
+    name = join(backend, peer)
+    until(backend.start_read(name, [Copy("blocks", 0, 0, 1)]).poll)
+    peer.signal(signal.SIGSTOP)
+    read = backend.start_read(name, [Copy("blocks", 0, 0, 32 << 20)])
+    started = time.monotonic()
+    with pytest.raises(PeerLostError, match="deadline"):
+        until(read.poll)
+    assert 0.2 < time.monotonic() - started < 3
+    assert not read.quiet(), "the peer may still write: the target must not be reused"
+    backend.disconnect(name)
+    assert not read.quiet()
+    peer.signal(signal.SIGCONT)
+    until(read.quiet, backend)
+    with pytest.raises(PeerLostError):
+        read.poll()
+    until(lambda: not backend._retired, backend)
+
+
+def test_a_read_that_nobody_polls_any_more_ends_by_itself(peers, reader, monkeypatch):
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    peer = peers(LARGE, num_blocks=2)
+    backend = reader(LARGE, num_blocks=2)
+    name = join(backend, peer)
+    backend.start_read(name, [Copy("blocks", 0, 0, 16 << 20)])
+    backend.disconnect(name)
+    assert backend.peers == {}
+    until(lambda: not backend._retired, backend)
+    join(backend, peer)
+    assert echo(backend, name, b"x") == b"x"
+
+
+def test_a_holder_outlives_readers_that_are_killed_while_reading(peers, monkeypatch):
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    holder = peers(LARGE, num_blocks=8)
+    for _ in range(2):
+        pid = os.fork() if False else None
+        assert pid is None
+    assert holder.process.is_alive()
+
+
+def test_connect_is_idempotent_and_refuses_what_does_not_fit(peers, reader):
+    peer, backend = peers(), reader()
+    name = join(backend, peer)
+    assert backend.connect(peer.pairing) == name
+    assert list(backend.peers) == [name]
+    with pytest.raises(MessageError):
+        backend.connect(b"nonsense")
+    pairing = decode(peer.pairing)
+    for change in ({"transport": "loopback"}, {"address": b"\xc0"}, {"incarnation": "forged"}):
+        with pytest.raises(MessageError):
+            backend.connect(encode(replace(pairing, **change)))
+    with pytest.raises(LayoutMismatchError, match="window: ours 4, theirs 5"):
+        backend.connect(encode(replace(pairing, layout=replace(SMALL, window=5))))
+
+
+def test_ranges_outside_an_arena_never_reach_nixl(peers, reader):
+    peer, backend = peers(), reader()
+    name = join(backend, peer)
+    with pytest.raises(TransferError):
+        backend.start_read(name, [Copy("blocks", 8 * 80, 0, 1)])
+    with pytest.raises(IntegrityError):
+        backend.start_read(name, [Copy("blocks", 0, 8 * 80, 1)])
+    with pytest.raises(PeerLostError):
+        backend.start_read("nobody", [])
+    assert backend.start_read(name, []).poll()
+
+
+def test_messages_of_strangers_are_dropped(peers, reader):
+    peer, backend = peers(), reader()
+    backend.connect(peer.pairing)  # the peer does not know us: our message must not reach its loop
+    backend.send("prefill-0", b"x")
+    time.sleep(0.2)
+    assert backend.receive() == []
+    peer.ask("connect", backend.pairing())
+    assert echo(backend, "prefill-0", b"y") == b"y"
+
+
+def test_close_gives_everything_back():
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    def once() -> None:
+        backend = NixlBackend("decode-0", make_arenas(SMALL, 2, 2, None))
+        other = NixlBackend("prefill-0", make_arenas(SMALL, 2, 2, 3))
+        backend.connect(other.pairing())
+        read = backend.start_read("prefill-0", [Copy("blocks", 0, 0, 80)])
+        until(read.poll, other)
+        backend.close()
+        other.close()
+        backend.close()
+        assert backend.receive() == []
+
+    once()
+    gc.collect()
+    before = open_files(), threads()
+    for _ in range(3):
+        once()
+    gc.collect()
+    assert (open_files(), threads()) == before
+
+
+def test_every_error_of_nixl_has_a_translation():
+    from nixl import _bindings
+
+    theirs = {name for name in dir(_bindings) if name.startswith("nixl") and name.endswith("Error")}
+    assert theirs == set(TRANSLATION)
+    for name, ours in TRANSLATION.items():
+        with pytest.raises(ours, match="reading: NIXL says why"), translated("reading"):
+            raise getattr(_bindings, name)("why")
+    with pytest.raises(RankError), translated("set-up", otherwise=RankError):
+        raise _bindings.nixlBackendError("why")
+    with pytest.raises(ZeroDivisionError), translated("reading"):
+        raise ZeroDivisionError
+
+
+def test_arenas_must_be_contiguous():
+    arenas = make_arenas(SMALL, 4, 4, None)
+    with pytest.raises(HeadraceError, match="contiguous"):
+        NixlBackend("p", replace(arenas, blocks=arenas.blocks[:, ::2]))
+
+
+def test_the_operators_environment_wins(monkeypatch):
+    options = NixlOptions(network_devices="eth7", log_level="warn")
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    for name in options.environment():
+        if name != "UCX_TLS":
+            monkeypatch.delenv(name, raising=False)
+    with suppress(KeyError):
+        options.apply()
+    assert os.environ["UCX_TLS"] == "tcp"
+    assert os.environ["UCX_NET_DEVICES"] == "eth7"
+    assert os.environ["NIXL_LOG_LEVEL"] == "WARN"

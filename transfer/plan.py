@@ -1,0 +1,96 @@
+"""Which bytes a handoff copies from where to where. Pure: plain numbers in, plain numbers out.
+
+source blocks  | 7 | 8 | 3 (partly full) |      target blocks  | 0 | 1 | 9 |
+copies         [ 7..8 -> 0..1 in one ] [ 3.section0 -> 9.section0 ] [ 3.section1 -> 9.section1 ] [ slot -> slot ]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import IntegrityError, TransferError
+from .layout import CacheLayout
+
+Arena = Literal["blocks", "slots"]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """``num_bytes`` bytes of one arena, from the holder's ``source_offset`` to our ``target_offset``."""
+
+    arena: Arena
+    source_offset: int
+    target_offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyPlan:
+    """The copies of one handoff; they do not overlap in the target."""
+
+    copies: tuple[Copy, ...]
+    total_bytes: int
+
+
+def plan_copies(
+    layout: CacheLayout,
+    num_tokens: int,
+    source_blocks: Sequence[int],
+    source_slot: int,
+    target_blocks: Sequence[int],
+    target_slot: int,
+) -> CopyPlan:
+    """Plan the read of ``num_tokens`` cached tokens and one slot.
+
+    ``source_blocks`` are exactly the holder's blocks in token order; ``target_blocks`` may be longer (room for the
+    answer). Full blocks that are neighbours on both sides become one copy; a partial last block becomes one copy per
+    section. Raises TransferError for ids the holder cannot mean, IntegrityError for target ids of our own that are
+    too few, negative or given twice.
+    """
+    needed = layout.num_blocks(num_tokens)
+    if num_tokens < 0 or len(source_blocks) != needed:
+        raise TransferError(
+            f"handoff names {len(source_blocks)} blocks for {num_tokens} tokens; {needed} are needed"
+        )
+    if source_slot < 0 or any(block < 0 for block in source_blocks):
+        raise TransferError(f"handoff names a negative id: {source_slot=}, {source_blocks=}")
+    targets = target_blocks[:needed]
+    if len(targets) < needed or len(set(targets)) < needed:
+        raise IntegrityError(f"target blocks {targets} must be {needed} different ids")
+    if target_slot < 0 or any(block < 0 for block in targets):
+        raise IntegrityError(f"target ids must not be negative: {target_slot=}, {targets=}")
+
+    full = num_tokens // layout.block_tokens
+    copies = _full_blocks(layout.block_bytes, source_blocks[:full], targets[:full])
+    if full < needed:
+        source, target = (ids[full] * layout.block_bytes for ids in (source_blocks, targets))
+        copies += [
+            Copy("blocks", source + offset, target + offset, num_bytes)
+            for offset, num_bytes in layout.valid_ranges(num_tokens % layout.block_tokens)
+        ]
+    if layout.slot_bytes:
+        size = layout.slot_bytes
+        copies.append(Copy("slots", source_slot * size, target_slot * size, size))
+    return CopyPlan(copies=tuple(copies), total_bytes=sum(copy.num_bytes for copy in copies))
+
+
+def _full_blocks(block_bytes: int, sources: Sequence[int], targets: Sequence[int]) -> list[Copy]:
+    copies: list[Copy] = []
+    first = 0
+    for index in range(1, len(sources) + 1):
+        length = index - first
+        if index < len(sources) and (sources[index], targets[index]) == (
+            sources[first] + length,
+            targets[first] + length,
+        ):
+            continue
+        copies.append(
+            Copy(
+                "blocks",
+                sources[first] * block_bytes,
+                targets[first] * block_bytes,
+                length * block_bytes,
+            )
+        )
+        first = index
+    return copies
