@@ -46,7 +46,8 @@ class SteppedRank(Protocol):
         """Whether a step would do anything."""
         ...
 
-    def submit(self, *item: Any) -> None:
+    @property
+    def submit(self) -> Callable[..., None]:
         """Take a request: (request) for prefill, (request, handoff) for decode. Raises HeadraceError to refuse it."""
         ...
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from ..transfer.backend import Read
-from ..transfer.errors import IntegrityError
+from ..transfer.errors import IntegrityError, TransferError
 from ..transfer.messages import Handoff
 from ..transfer.request import Request
 
@@ -122,6 +122,14 @@ class Dropped:
 @dataclass(frozen=True, slots=True)
 class ReadEnded:
     """The transport writes no more, whether it got everything or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A handoff that was given up; its room is free, or will be when the transport lets go."""
+
+    request_id: str
+    error: TransferError
 
 
 Event = Started | ReadDone | Accepted | Dropped | ReadEnded

@@ -6,17 +6,14 @@ Everything is polled and nothing blocks. A release goes out when a handoff is Re
 gets its blocks back early; when it is lost, the lease ends by itself. ``arrival`` holds the states.
 """
 
-from dataclasses import dataclass
 from itertools import count
 
 from ..model.cache import Cache, IdPool
 from ..transfer.backend import TransferBackend
 from ..transfer.checksum import verify
-from ..transfer.codec import decode, encode
 from ..transfer.errors import (
     IntegrityError,
     LeaseExpiredError,
-    MessageError,
     PeerLostError,
     TransferError,
 )
@@ -32,6 +29,7 @@ from .arrival import (
     Draining,
     Dropped,
     Event,
+    Failure,
     ReadDone,
     ReadEnded,
     Reading,
@@ -43,16 +41,8 @@ from .arrival import (
     advance,
     room_of,
 )
-from .checks import check_handoff, confirm_lease, release_lease
 from .config import DecodeConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A handoff that was given up; its room is free, or will be when the transport lets go."""
-
-    request_id: str
-    error: TransferError
+from .holders import Holders, check_handoff
 
 
 class Inbox:
@@ -67,6 +57,7 @@ class Inbox:
         config: DecodeConfig,
     ) -> None:
         self._backend = backend
+        self._holders = Holders(backend)
         self._cache = cache
         self._fingerprint = cache.layout.fingerprint()
         self._block_pool = block_pool
@@ -75,8 +66,7 @@ class Inbox:
         self._numbers = count(1)
         self._states: dict[int, State] = {}
         self._failures: list[Failure] = []
-        self.bytes_read = 0
-        self.bad_messages = 0
+        self._bytes_read = 0
 
     def __contains__(self, request_id: str) -> bool:
         return bool(self._wanted(request_id))
@@ -98,7 +88,8 @@ class Inbox:
 
     def poll(self, now: float, free_places: int) -> None:
         """Move every arrival as far as it goes now; start reads for at most ``free_places`` places in the batch."""
-        self._receive()
+        for peer, answer in self._holders.answers():
+            self._answered(peer, answer)
         for key, state in list(self._states.items()):
             match state:
                 case Reading() | Draining():
@@ -132,8 +123,8 @@ class Inbox:
             "waiting": waiting,
             "transferring": len(states) - waiting - draining,
             "draining": draining,
-            "bytes_read": self.bytes_read,
-            "bad_messages": self.bad_messages,
+            "bytes_read": self._bytes_read,
+            "bad_messages": self._holders.bad_messages,
         }
 
     def _wanted(self, request_id: str) -> list[int]:
@@ -177,7 +168,7 @@ class Inbox:
             self._slot_pool.give(slot)
             self._drop(key, error)
             return
-        self.bytes_read += plan.total_bytes
+        self._bytes_read += plan.total_bytes
         self._move(key, Started(Room(blocks=tuple(blocks), slot=slot[0]), read, now))
 
     def _poll_read(self, key: int, state: Reading | Draining, now: float) -> None:
@@ -198,23 +189,10 @@ class Inbox:
     def _confirm(self, key: int, state: Reading, now: float) -> None:
         nonce = next(self._numbers)
         self._move(key, ReadDone(nonce, now))
-        handoff = state.arrival.handoff
         try:
-            self._backend.send(handoff.holder, encode(confirm_lease(handoff, nonce)))
+            self._holders.confirm(state.arrival.handoff, nonce)
         except PeerLostError as error:
             self._drop(key, error)
-
-    def _receive(self) -> None:
-        for peer, data in self._backend.receive():
-            try:
-                message = decode(data)
-            except MessageError:
-                self.bad_messages += 1
-                continue
-            if isinstance(message, LeaseAlive | LeaseGone):
-                self._answered(peer, message)
-            else:
-                self.bad_messages += 1
 
     def _answered(self, peer: str, answer: LeaseAlive | LeaseGone) -> None:
         for key, state in list(self._states.items()):
@@ -245,7 +223,7 @@ class Inbox:
             self._drop(key, error)
             return
         self._move(key, Accepted())
-        self._release(handoff)
+        self._holders.release(handoff)
 
     def _drop(self, key: int, error: TransferError | None) -> None:
         """Give up an arrival, once: a second reason is not news."""
@@ -253,16 +231,10 @@ class Inbox:
         if isinstance(state, Draining):
             return
         self._move(key, Dropped())
-        self._release(state.arrival.handoff)
+        self._holders.release(state.arrival.handoff)
         if error is not None:
             request_id = state.arrival.request.request_id
             self._failures.append(Failure(request_id=request_id, error=error))
-
-    def _release(self, handoff: Handoff) -> None:
-        try:
-            self._backend.send(handoff.holder, encode(release_lease(handoff)))
-        except PeerLostError:
-            return  # no holder, no lease
 
     def _move(self, key: int, event: Event) -> None:
         before = self._states.get(key)

@@ -1,4 +1,4 @@
-"""One decode rank: takes what the inbox has checked into the batch, runs one row of every request per step, samples."""
+"""One decode rank: takes in what the inbox has checked, runs one row of every request per step, and samples."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,12 +11,7 @@ from ..model.batch import Logits, Span
 from ..model.cache import Cache, IdPool
 from ..model.config import ModelConfig
 from ..transfer.backend import TransferBackend
-from ..transfer.errors import (
-    HeadraceError,
-    IntegrityError,
-    InvalidRequestError,
-    RankError,
-)
+from ..transfer.errors import HeadraceError, IntegrityError, InvalidRequestError, RankError
 from ..transfer.messages import Handoff
 from ..transfer.request import Request, TopLogprobs
 from .admission import blocks_needed, check_fits, output_limit
@@ -112,16 +107,15 @@ class DecodeRank:
                 f"request_id = {request.request_id!r} is not allowed: this rank already works on a request of that "
                 "id; give every request an id of its own"
             )
+        length, block_tokens = len(request.prompt_ids), self._layout.block_tokens
         check_fits(
-            len(request.prompt_ids),
+            length,
             request.sampling.max_tokens,
             context=self._network.config.max_position_embeddings,
-            block_tokens=self._layout.block_tokens,
+            block_tokens=block_tokens,
             num_blocks=self._block_pool.capacity,
         )
-        num_blocks = blocks_needed(
-            len(request.prompt_ids), self._limit(request), self._layout.block_tokens
-        )
+        num_blocks = blocks_needed(length, self._limit(request), block_tokens)
         self._inbox.add(request, handoff, num_blocks, self._timer())
 
     def cancel(self, request_id: str) -> None:

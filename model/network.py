@@ -147,6 +147,7 @@ class Network:
             if layer.engram is not None:
                 streams, gates = layer.engram(streams, grams, ~image)
                 if observe:
+                    observe(number, "engram_rows", layer.engram.table_rows(grams))
                     observe(number, "engram_gate", gates)
                     observe(number, "after_engram", streams)
             x = rms_norm(collapse(streams, pre), layer.attention_norm, config.rms_norm_eps)

@@ -46,9 +46,11 @@ class Tokenizer:
         except Exception as error:  # both libraries raise bare Exception
             raise CheckpointError(f"{path}: not a tokenizer file ({error})") from error
         _check(path, self._backend, config)
-        self._chat = recipe.DeepseekV41Encoding().with_tokenizer(chat)
-        if self._backend.token_to_id(_IMAGE_TOKEN) is not None:
-            self._chat = self._chat.with_special_tokens(recipe.SpecialTokens(image=_IMAGE_TOKEN))
+        released = self._backend.token_to_id(_IMAGE_TOKEN) is not None
+        #: Spellings for whoever converts requests: the library's default image token is not the checkpoint's.
+        self.special_tokens = recipe.SpecialTokens(image=_IMAGE_TOKEN if released else None)
+        encoding = recipe.DeepseekV41Encoding().with_tokenizer(chat)
+        self._chat = encoding.with_special_tokens(self.special_tokens)
 
     @property
     def bos_token_id(self) -> int:
@@ -133,7 +135,8 @@ class Tokenizer:
         if tools:
             body["tools"] = list(tools)
         try:
-            request = recipe.ChatCompletionRequest(body).convert(recipe.ConversionOptions())
+            options = recipe.ConversionOptions().with_special_tokens(self.special_tokens)
+            request = recipe.ChatCompletionRequest(body).convert(options)
         except (recipe.ConversionError, ValueError, TypeError) as error:
             raise InvalidRequestError(f"messages are malformed: {error}") from error
         return self.encode_conversation(request.conversation)

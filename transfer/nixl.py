@@ -125,7 +125,7 @@ class NixlBackend:
         self.incarnation = uuid4().hex
         self._options = options or NixlOptions()
         self._layout = arenas.layout
-        self._arenas = arenas  # registered memory must outlive its registration
+        self.arenas = arenas  # registered memory must outlive its registration
         tensors = {"blocks": arenas.blocks, "slots": arenas.slots}
         self._base: dict[Arena, int] = {"blocks": arenas.blocks.data_ptr()}
         self._base["slots"] = arenas.slots.data_ptr()
@@ -149,6 +149,11 @@ class NixlBackend:
     def peers(self) -> Mapping[str, str]:
         """Connected peers: name to incarnation."""
         return {name: peer.incarnation for name, peer in self._peers.items()}
+
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """Agents of disconnected peers that reads of ours have not ended with yet."""
+        return tuple(self._retired)
 
     def pairing(self) -> bytes:
         """What a peer's ``connect`` needs."""

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=int,
         metavar="N",
-        help="requests in flight (default: what the pools hold)",
+        help="requests in flight (default: what decode holds)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the closing report as a JSON document"
@@ -51,12 +51,15 @@ def run(args: argparse.Namespace) -> int | dict[str, object]:
             f"--concurrency = {args.concurrency} is not allowed: an integer of at least 1"
         )
     config = load_cluster_config(args.config, args.overrides)
-    from ...model.checkpoint import Checkpoint
-    from .job import BatchJob, Target
+    # what the user can mend is found before the network's libraries are loaded: that takes seconds
     from .source import Source
+    from .target import Target
 
     source = Source(args.input)
     target = Target.of(args.output)
+    from ...model.checkpoint import Checkpoint
+    from .job import BatchJob
+
     checkpoint = Checkpoint(checkpoint_dir(config))
     identity: dict[str, int | str | None] = {
         "model": checkpoint.fingerprint(),
@@ -110,7 +113,7 @@ def _answer(
 
     codec = TokenizerCodec.of(Tokenizer(checkpoint.directory, checkpoint.config))
     runner_config = RunnerConfig(
-        concurrency=concurrency or _slots(config),
+        concurrency=concurrency or _places(config),
         model=checkpoint.directory.name,
     )
     context_tokens = min(checkpoint.config.max_position_embeddings, _cache_tokens(config))
@@ -120,12 +123,11 @@ def _answer(
     return runner.run_totals
 
 
-def _slots(config: ClusterConfig) -> int:
-    """Requests that the pools hold: those being decoded, and as many prompts as prefill can take meanwhile."""
-    return sum(
-        pool.instances * pool.ranks * (pool.num_slots - 1)
-        for pool in (config.prefill, config.decode)
-    )
+def _places(config: ClusterConfig) -> int:
+    """Requests that can be decoded at a time, and one waiting per prefill rank so that none of them idles."""
+    decode, prefill = config.decode, config.prefill
+    places = min(decode.num_slots - 1, decode.max_batch)
+    return decode.instances * decode.ranks * places + prefill.instances * prefill.ranks
 
 
 def _cache_tokens(config: ClusterConfig) -> int:

@@ -1,14 +1,10 @@
 """A batch job from its files' point of view: opened or gone on with, answered, sorted, delivered."""
 
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
-from ...transfer.errors import ConfigError
 from .bookkeeping import LineSet, SeenIds
 from .codec import TextCodec
-from .journal import Identity, Journal, journal_path
+from .journal import Identity, Journal
 from .lines import BadLine
 from .output import OutputFile, recover, sort_by_line
 from .preparation import Prepared, prepare
@@ -17,31 +13,8 @@ from .records import DUPLICATE, Outcome
 from .report import Totals
 from .runner import Generator, Runner, RunnerConfig
 from .source import Source
-from .storage import describe, exists, is_directory, is_local, upload
-
-WORK_DIR = Path(".headrace-batch")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the output goes: ``path`` is written line by line, and copied to ``uri`` at the end if that is remote."""
-
-    path: Path
-    uri: str | None
-
-    @classmethod
-    def of(cls, output: str, work_dir: Path = WORK_DIR) -> "Target":
-        """The target for ``--output``; a remote one is built in ``work_dir``. Raises ConfigError if it is taken."""
-        filesystem, path, info = describe(output)
-        if is_directory(info):
-            raise ConfigError(f"output {output} is a directory; name a file")
-        if is_local(filesystem):
-            return cls(Path(path), None)
-        name = hashlib.blake2b(output.encode(), digest_size=8).hexdigest() + ".jsonl"
-        local = work_dir.absolute() / name
-        if exists(info) and not journal_path(local).exists():
-            raise ConfigError(f"output {output} exists already; remove it or choose another output")
-        return cls(local, output)
+from .storage import upload
+from .target import Target
 
 
 class BatchJob:

@@ -50,7 +50,7 @@ class RunnerConfig:
     """Name that answers carry."""
     attempts: int = 3
     """Tries of one request, beyond what the cluster itself repeats, while other requests succeed."""
-    give_up_s: float = 120.0
+    give_up_s: float = 30.0
     """How long requests may fail without a single success before the run stops."""
 
 

@@ -1,9 +1,10 @@
-"""Local paths and URIs, through the filesystems of pyarrow (file, s3, gs, abfs, hdfs)."""
+"""Local paths and URIs: through pyarrow's own filesystems (file, s3, gs, abfs, hdfs), or fsspec's behind pyarrow."""
 
 from pathlib import Path
 from typing import Protocol, cast
 
 import pyarrow
+from fsspec.core import url_to_fs
 from pyarrow import fs
 
 from ...transfer.errors import ConfigError, HeadraceError
@@ -75,10 +76,14 @@ def resolve(uri: str) -> tuple[FileSystem, str]:
         return cast("FileSystem", fs.LocalFileSystem()), str(Path(uri).expanduser().absolute())
     try:
         return cast("tuple[FileSystem, str]", fs.FileSystem.from_uri(uri))
-    except (ValueError, OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(
-            f"{uri} is no address that pyarrow's filesystems read: {error}"
-        ) from error
+    except (ValueError, OSError, pyarrow.ArrowException) as unknown:
+        try:
+            filesystem, path = url_to_fs(uri)
+        except (ValueError, OSError, ImportError) as error:
+            raise ConfigError(
+                f"{uri} is no address that pyarrow or fsspec can read: {unknown}; {error}"
+            ) from error
+        return cast("FileSystem", fs.PyFileSystem(fs.FSSpecHandler(filesystem))), path
 
 
 def is_local(filesystem: FileSystem) -> bool:

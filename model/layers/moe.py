@@ -112,7 +112,7 @@ class SparseMoe:
             outputs = self._experts(x[source], expert, scale)
         else:
             outputs = self._exchanged(x[source], expert, scale)
-        per_choice = outputs.view(rows, chosen, -1)
+        per_choice = outputs.view(rows, chosen, x.shape[1])
         total = per_choice[:, 0]
         for slot in range(1, chosen):
             total = total + per_choice[:, slot]

@@ -127,3 +127,11 @@ def test_model_without_a_map(spec_micro: Path, document: dict[str, Any], tmp_pat
     document["text_config"]["engram_compressed_vocab_size"] = None
     (tmp_path / "config.json").write_text(json.dumps(document))
     assert Tokenizer(spec_micro, load_config(tmp_path)).engram_map is None
+
+
+def test_an_image_becomes_the_image_token_of_the_configuration() -> None:
+    directory = Path(__file__).parents[2] / "configs" / "checkpoints" / "tiny-v41"
+    config = load_config(directory)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    ids = Tokenizer(directory, config).encode_chat([{"role": "user", "content": [image]}])
+    assert ids.count(config.image_token_id) == 1

@@ -1,6 +1,7 @@
 """A rank in a process of its own, for tests: it answers its peers' messages and obeys its test.
 
-The holder echoes every message, and answers ConfirmLease from a real lease table.
+It echoes every message, and answers ConfirmLease from a real lease table. Processes come from a fork server that has
+imported everything but NIXL, which must not be forked.
 """
 
 import multiprocessing
@@ -19,25 +20,32 @@ from headrace.transfer.lease import Held, LeaseTable
 from headrace.transfer.messages import ConfirmLease, LeaseAlive, LeaseGone
 from headrace.transfer.nixl import NixlBackend
 from headrace.transfer.nixl_options import NixlOptions
+from headrace.transfer.plan import Copy
 
 WAIT_S = 30.0
+NUM_BLOCKS = 4
 
 
 def serve(
     pipe: Connection,
     name: str,
     layout: CacheLayout,
-    num_blocks: int,
     seed: int,
     options: NixlOptions,
 ) -> None:
     """Body of the process: one loop over the test's commands and the peers' messages."""
     torch.set_num_threads(1)
-    arenas = make_arenas(layout, num_blocks, 4, seed)
+    os.environ.update(options.environment())
+    arenas = make_arenas(layout, NUM_BLOCKS, 4, seed)
     backend = NixlBackend(name, arenas, options)
     leases = LeaseTable(backend.incarnation)
     pipe.send(backend.pairing())
+    victim: str | None = None
     while True:
+        if victim is not None:
+            read = backend.start_read(victim, [Copy("blocks", 0, 0, arenas.blocks.numel())])
+            while not read.poll():
+                pass
         if pipe.poll():
             command, argument = pipe.recv()
             if command == "stop":
@@ -48,8 +56,11 @@ def serve(
             elif command == "grant":
                 held = leases.grant("r1", 1, (0,), 0, time.monotonic(), argument)
                 pipe.send((held.lease_id, backend.incarnation))
+            elif command == "read for ever":
+                victim = argument
+                pipe.send("reading")
             elif command == "scribble":
-                arenas.blocks.add_(1)
+                arenas.blocks.bitwise_not_()
                 pipe.send("done")
         for peer, data in backend.receive():
             backend.send(peer, answer(leases, data))
@@ -77,22 +88,23 @@ class PeerProcess:
         self,
         layout: CacheLayout,
         *,
-        num_blocks: int = 8,
         name: str = "prefill-0",
         seed: int = 7,
         options: NixlOptions | None = None,
     ) -> None:
-        context = multiprocessing.get_context("spawn")
+        self.options = options or NixlOptions()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self.pipe, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(
             target=serve,
-            args=(theirs, name, layout, num_blocks, seed, options or NixlOptions()),
+            args=(theirs, name, layout, seed, self.options),
             daemon=True,
         )
         self.process.start()
         theirs.close()
         self.pairing: bytes = self.result()
-        self.expected = make_arenas(layout, num_blocks, 4, seed)
+        self.expected = make_arenas(layout, NUM_BLOCKS, 4, seed)
 
     def ask(self, command: str, argument: object = None):
         """Send a command and return its result."""

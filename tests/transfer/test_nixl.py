@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace.tests.transfer.layouts import SMALL, make_arenas
-from headrace.tests.transfer.peer_process import WAIT_S, PeerProcess
+from headrace.tests.transfer.peer_process import NUM_BLOCKS, WAIT_S, PeerProcess
 from headrace.transfer.checksum import block_checksums, slot_checksum, verify
 from headrace.transfer.codec import decode, encode
 from headrace.transfer.errors import (
@@ -45,13 +45,16 @@ LARGE = CacheLayout(
 )
 
 
+TRANSPORTS = ["all", "tcp,self"]
+
+
 @pytest.fixture
 def peers():
     """Starts peer processes and ends them after the test."""
     started: list[PeerProcess] = []
 
-    def start(layout: CacheLayout = SMALL, **kwargs) -> PeerProcess:
-        started.append(PeerProcess(layout, **kwargs))
+    def start(layout: CacheLayout = SMALL, *, name="prefill-0", seed=7, **options) -> PeerProcess:
+        started.append(PeerProcess(layout, name=name, seed=seed, options=NixlOptions(**options)))
         return started[-1]
 
     yield start
@@ -59,15 +62,33 @@ def peers():
         peer.stop()
 
 
+@pytest.fixture(scope="module")
+def small_peer():
+    """A peer that many tests read from and none harms."""
+    peer = PeerProcess(SMALL)
+    yield peer
+    peer.stop()
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def large_peer(request):
+    """As small_peer, with blocks of 8 MB, once per kind of transport."""
+    peer = PeerProcess(LARGE, options=NixlOptions(transports=request.param))
+    yield peer
+    peer.stop()
+
+
 @pytest.fixture
-def reader():
-    """A reader in this process, closed after the test."""
+def reader(monkeypatch):
+    """Makes readers in this process and closes them after the test."""
     made: list[NixlBackend] = []
 
-    def make(layout: CacheLayout = SMALL, num_blocks: int = 8, **options) -> NixlBackend:
-        arenas = make_arenas(layout, num_blocks, 4, None)
-        made.append(NixlBackend("decode-0", arenas, NixlOptions(**options)))
-        made[-1].test_arenas = arenas  # type: ignore[attr-defined]
+    def make(layout: CacheLayout = SMALL, name: str = "decode-0", **kwargs) -> NixlBackend:
+        options = NixlOptions(**kwargs)
+        for variable, value in options.environment().items():
+            monkeypatch.setenv(variable, value)
+        arenas = make_arenas(layout, NUM_BLOCKS, 4, None)
+        made.append(NixlBackend(name, arenas, options))
         return made[-1]
 
     yield make
@@ -97,12 +118,12 @@ def echo(backend: NixlBackend, name: str, message: bytes) -> bytes:
     return until(backend.receive)[0][1]
 
 
-def test_reads_of_every_length_bring_the_holders_bytes(peers, reader):
-    peer, backend = peers(), reader()
-    name, ours = join(backend, peer), backend.test_arenas
+def test_reads_of_every_length_bring_the_holders_bytes(small_peer, reader):
+    peer, backend = small_peer, reader()
+    name, ours = join(backend, peer), backend.arenas
     for num_tokens in (0, 1, 2, 7, 8, 9, 16, 31, 32):
         needed = SMALL.num_blocks(num_tokens)
-        sources, targets = [6, 7, 1, 4][:needed], [3, 4, 0, 7][:needed]
+        sources, targets = [2, 3, 1, 0][:needed], [3, 1, 0, 2][:needed]
         ours.blocks.zero_()
         copies = plan_copies(SMALL, num_tokens, sources, 2, targets, 1).copies
         read = backend.start_read(name, copies)
@@ -121,14 +142,11 @@ def test_reads_of_every_length_bring_the_holders_bytes(peers, reader):
         assert int((ours.blocks != 0).sum()) <= SMALL.handoff_bytes(num_tokens)
 
 
-@pytest.mark.parametrize("transports", ["all", "tcp,self"])
 @pytest.mark.parametrize("size", [1, 17, 4096, 100_000, 3 << 20])
-def test_sizes_and_many_small_copies(peers, reader, transports, size, monkeypatch):
-    monkeypatch.setenv("UCX_TLS", transports)
-    peer = peers(LARGE, num_blocks=2)
-    backend = reader(LARGE, num_blocks=2)
-    name = join(backend, peer)
-    ours, theirs = backend.test_arenas.blocks.view(-1), peer.expected.blocks.view(-1)
+def test_sizes_and_many_small_copies(large_peer, reader, size):
+    backend = reader(LARGE, transports=large_peer.options.transports)
+    name = join(backend, large_peer)
+    ours, theirs = backend.arenas.blocks.view(-1), large_peer.expected.blocks.view(-1)
     number = min(1500, len(ours) // size)
     copies = [Copy("blocks", i * size, (number - 1 - i) * size, size) for i in range(number)]
     until(backend.start_read(name, copies).poll)
@@ -136,29 +154,29 @@ def test_sizes_and_many_small_copies(peers, reader, transports, size, monkeypatc
     assert torch.equal(found.reshape(-1), theirs[: number * size])
 
 
-def test_two_readers_at_once(peers, reader):
-    peer = peers(LARGE, num_blocks=4)
-    backends = [reader(LARGE, num_blocks=4) for _ in range(2)]
-    names = [join(backend, peer) for backend in backends]
+def test_two_readers_at_once(large_peer, reader):
+    transports = large_peer.options.transports
+    backends = [reader(LARGE, name=f"decode-{i}", transports=transports) for i in range(2)]
+    names = [join(backend, large_peer) for backend in backends]
     copies = [Copy("blocks", i << 20, i << 20, 1 << 20) for i in range(32)]
     for _ in range(3):
         reads = [b.start_read(name, copies) for b, name in zip(backends, names, strict=True)]
-        until(lambda reads=reads: all([read.poll() for read in reads]))
+        until(lambda reads=reads: all([read.poll() for read in reads]))  # noqa: C419  poll them all
     for backend in backends:
-        assert torch.equal(backend.test_arenas.blocks, peer.expected.blocks)
+        assert torch.equal(backend.arenas.blocks, large_peer.expected.blocks)
 
 
-def test_messages_go_both_ways_large_and_small(peers, reader):
-    peer, backend = peers(), reader()
+def test_messages_go_both_ways_large_and_small(small_peer, reader):
+    peer, backend = small_peer, reader()
     name = join(backend, peer)
     for message in (b"x", bytes(range(256)), b"y" * 200_000):
         assert echo(backend, name, message) == message
 
 
-def test_a_lease_is_confirmed_and_a_stale_one_is_not(peers, reader):
-    peer, backend = peers(), reader()
+def test_a_lease_is_confirmed_and_a_stale_one_is_not(small_peer, reader):
+    peer, backend = small_peer, reader()
     name = join(backend, peer)
-    lease_id, incarnation = peer.ask("grant", 0.5)
+    lease_id, incarnation = peer.ask("grant", 1.0)
     ask = ConfirmLease(
         lease_id=lease_id, incarnation=incarnation, request_id="r1", generation=1, nonce=1
     )
@@ -166,21 +184,22 @@ def test_a_lease_is_confirmed_and_a_stale_one_is_not(peers, reader):
     assert answer == LeaseAlive(lease_id=lease_id, nonce=1)
     foreign = decode(echo(backend, name, encode(replace(ask, request_id="r2", nonce=2))))
     assert isinstance(foreign, LeaseGone)
-    time.sleep(0.5)
+    time.sleep(1.0)
     stale = decode(echo(backend, name, encode(replace(ask, nonce=3))))
     assert isinstance(stale, LeaseGone)
     assert stale.nonce == 3
     assert "expired" in stale.reason
 
 
-def test_blocks_that_were_reused_do_not_pass_for_ours(peers, reader):
-    peer, backend = peers(), reader()
-    name, ours = join(backend, peer), backend.test_arenas
+def test_blocks_that_were_reused_do_not_pass_for_ours(small_peer, reader):
+    peer, backend = small_peer, reader()
+    name, ours = join(backend, peer), backend.arenas
     sums = block_checksums(SMALL, peer.expected.blocks, (1,), 8)
     peer.ask("scribble")
     until(backend.start_read(name, [Copy("blocks", 80, 0, 80)]).poll)
     with pytest.raises(TransferError, match="prefilled again"):
         verify(SMALL, ours.blocks, (0,), ours.slots, 0, 8, sums, 0)
+    peer.ask("scribble")
 
 
 def test_a_killed_peer_is_lost_at_once_and_its_successor_serves(peers, reader):
@@ -202,38 +221,31 @@ def test_a_killed_peer_is_lost_at_once_and_its_successor_serves(peers, reader):
     assert join(backend, second) == name
     assert second.pairing != first.pairing
     until(backend.start_read(name, [Copy("blocks", 0, 0, 80)]).poll)
-    assert torch.equal(backend.test_arenas.blocks[0], second.expected.blocks[0])
+    assert torch.equal(backend.arenas.blocks[0], second.expected.blocks[0])
     assert echo(backend, name, b"x") == b"x"
 
 
-@pytest.mark.parametrize("transports", ["all", "tcp,self"])
-def test_a_peer_killed_in_the_middle_of_a_read_is_lost(peers, reader, transports, monkeypatch):
-    monkeypatch.setenv("UCX_TLS", transports)
-    peer = peers(LARGE, num_blocks=32)
-    backend = reader(LARGE, num_blocks=32)
+@pytest.mark.parametrize("transports", TRANSPORTS)
+def test_a_peer_killed_in_the_middle_of_a_read_is_lost(peers, reader, transports):
+    peer, backend = peers(LARGE, transports=transports), reader(LARGE, transports=transports)
     name = join(backend, peer)
     until(backend.start_read(name, [Copy("blocks", 0, 0, 1)]).poll)
     timer = threading.Timer(0.05, peer.process.kill)
     timer.start()
-    copies = [Copy("blocks", i << 20, i << 20, 1 << 20) for i in range(256)]
+    copies = [Copy("blocks", i << 16, i << 16, 1 << 16) for i in range(512)]
     started = time.monotonic()
     with pytest.raises(PeerLostError):
         while True:
-            read = backend.start_read(name, copies)
-            until(read.poll)
+            until(backend.start_read(name, copies).poll)
     assert time.monotonic() - started < 10
     timer.join()
-    peer.kill()
-    assert read.quiet()
+    until(lambda: not backend.draining, backend)
     assert backend.peers == {}
 
 
-def test_a_peer_that_stands_still_is_lost_at_the_deadline_and_quiet_later(
-    peers, reader, monkeypatch
-):
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    peer = peers(LARGE, num_blocks=4)
-    backend = reader(LARGE, num_blocks=4, read_timeout_s=0.3)
+def test_a_peer_that_stands_still_is_lost_at_the_deadline_and_quiet_later(peers, reader):
+    peer = peers(LARGE, transports="tcp,self")
+    backend = reader(LARGE, transports="tcp,self", read_timeout_s=0.3)
     name = join(backend, peer)
     until(backend.start_read(name, [Copy("blocks", 0, 0, 1)]).poll)
     peer.signal(signal.SIGSTOP)
@@ -241,41 +253,43 @@ def test_a_peer_that_stands_still_is_lost_at_the_deadline_and_quiet_later(
     started = time.monotonic()
     with pytest.raises(PeerLostError, match="deadline"):
         until(read.poll)
-    assert 0.2 < time.monotonic() - started < 3
+    assert 0.2 < time.monotonic() - started < 10
     assert not read.quiet(), "the peer may still write: the target must not be reused"
     backend.disconnect(name)
     assert not read.quiet()
     peer.signal(signal.SIGCONT)
-    until(read.quiet, backend)
+    until(read.quiet)
     with pytest.raises(PeerLostError):
         read.poll()
-    until(lambda: not backend._retired, backend)
+    assert backend.draining == ()
 
 
-def test_a_read_that_nobody_polls_any_more_ends_by_itself(peers, reader, monkeypatch):
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    peer = peers(LARGE, num_blocks=2)
-    backend = reader(LARGE, num_blocks=2)
+def test_a_read_that_nobody_polls_any_more_ends_by_itself(peers, reader):
+    peer, backend = peers(LARGE, transports="tcp,self"), reader(LARGE, transports="tcp,self")
     name = join(backend, peer)
     backend.start_read(name, [Copy("blocks", 0, 0, 16 << 20)])
     backend.disconnect(name)
     assert backend.peers == {}
-    until(lambda: not backend._retired, backend)
+    until(lambda: not backend.draining, backend)
     join(backend, peer)
     assert echo(backend, name, b"x") == b"x"
 
 
-def test_a_holder_outlives_readers_that_are_killed_while_reading(peers, monkeypatch):
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    holder = peers(LARGE, num_blocks=8)
+def test_a_holder_outlives_readers_that_are_killed_while_reading(peers, reader):
+    holder, backend = peers(LARGE, transports="tcp,self"), reader(LARGE, transports="tcp,self")
+    name = join(backend, holder)
     for _ in range(2):
-        pid = os.fork() if False else None
-        assert pid is None
-    assert holder.process.is_alive()
+        victim = peers(LARGE, name="decode-1", transports="tcp,self")
+        holder.ask("connect", victim.pairing)
+        victim.ask("connect", holder.pairing)
+        victim.ask("read for ever", name)
+        time.sleep(0.2)
+        victim.kill()
+        assert echo(backend, name, b"alive?") == b"alive?"
 
 
-def test_connect_is_idempotent_and_refuses_what_does_not_fit(peers, reader):
-    peer, backend = peers(), reader()
+def test_connect_is_idempotent_and_refuses_what_does_not_fit(small_peer, reader):
+    peer, backend = small_peer, reader()
     name = join(backend, peer)
     assert backend.connect(peer.pairing) == name
     assert list(backend.peers) == [name]
@@ -289,8 +303,8 @@ def test_connect_is_idempotent_and_refuses_what_does_not_fit(peers, reader):
         backend.connect(encode(replace(pairing, layout=replace(SMALL, window=5))))
 
 
-def test_ranges_outside_an_arena_never_reach_nixl(peers, reader):
-    peer, backend = peers(), reader()
+def test_ranges_outside_an_arena_never_reach_nixl(small_peer, reader):
+    peer, backend = small_peer, reader()
     name = join(backend, peer)
     with pytest.raises(TransferError):
         backend.start_read(name, [Copy("blocks", 8 * 80, 0, 1)])
@@ -301,13 +315,14 @@ def test_ranges_outside_an_arena_never_reach_nixl(peers, reader):
     assert backend.start_read(name, []).poll()
 
 
-def test_messages_of_strangers_are_dropped(peers, reader):
-    peer, backend = peers(), reader()
-    backend.connect(peer.pairing)  # the peer does not know us: our message must not reach its loop
+def test_messages_of_strangers_are_dropped(small_peer, reader):
+    backend = reader(name="stranger")
+    backend.connect(small_peer.pairing)
     backend.send("prefill-0", b"x")
-    time.sleep(0.2)
-    assert backend.receive() == []
-    peer.ask("connect", backend.pairing())
+    started = time.monotonic()
+    while time.monotonic() < started + 0.3:
+        assert backend.receive() == []
+    small_peer.ask("connect", backend.pairing())
     assert echo(backend, "prefill-0", b"y") == b"y"
 
 

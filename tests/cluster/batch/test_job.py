@@ -2,17 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+
 from headrace.cluster.batch.command import drive
 from headrace.cluster.batch.fakes import ByteCodec, EchoGenerator
-from headrace.cluster.batch.job import BatchJob, Target
+from headrace.cluster.batch.job import BatchJob
 from headrace.cluster.batch.report import Totals
 from headrace.cluster.batch.runner import BatchStoppedError, RunnerConfig
 from headrace.cluster.batch.source import Source
+from headrace.cluster.batch.target import Target
 from headrace.transfer.errors import (
     ConfigError,
     InvalidRequestError,
@@ -62,7 +64,12 @@ def test_answers_in_the_batch_format(tmp_path: Path):
     chat = {
         "custom_id": "chat",
         "url": "/v1/chat/completions",
-        "body": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 2},
+        "body": {
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 3,
+            "logprobs": True,
+            "top_logprobs": 2,
+        },
     }
     (tmp_path / "in.jsonl").write_bytes(plain(1, logprobs=1) + json.dumps(chat).encode())
     report = run(tmp_path, EchoGenerator(), ordered=True)
@@ -84,7 +91,12 @@ def test_answers_in_the_batch_format(tmp_path: Path):
     (choice,) = body["choices"]
     assert choice["message"] == {"role": "assistant", "content": "hi\n"}
     entry = choice["logprobs"]["content"][0]
-    assert (entry["token"], entry["logprob"], entry["bytes"], len(entry["top_logprobs"])) == ("h", -1.0, [104], 2)
+    assert (entry["token"], entry["logprob"], entry["bytes"], len(entry["top_logprobs"])) == (
+        "h",
+        -1.0,
+        [104],
+        2,
+    )
     assert (report["requests"], report["answered"], report["failed"]) == (2, 2, 0)
     assert (report["prompt_tokens"], report["output_tokens"]) == (8 + 9, 4 + 3)
     assert report["ttft_p50_s"] > 0
@@ -189,7 +201,9 @@ def test_duplicates_are_told_apart_the_same_way_after_a_restart(tmp_path: Path):
 )
 def test_a_failing_request_costs_its_own_line_only(tmp_path: Path, error: Exception, code: str):
     (tmp_path / "in.jsonl").write_bytes(b"".join(plain(i) for i in range(1, 9)))
-    generator = EchoGenerator(failure=lambda request: error if request.request_id.endswith("-3") else None)
+    generator = EchoGenerator(
+        failure=lambda request: error if request.request_id.endswith("-3") else None
+    )
     report = run(tmp_path, generator, attempts=2)
     errors = [record for record in read(tmp_path) if record["error"]]
     assert [(record["custom_id"], record["error"]["code"]) for record in errors] == [("id-3", code)]
@@ -224,7 +238,9 @@ def test_the_input_is_read_no_further_than_there_is_room(tmp_path: Path):
     async def scenario() -> None:
         target = Target.of(str(tmp_path / "out.jsonl"))
         with BatchJob(Source(str(tmp_path / "in.jsonl")), target, {}) as job:
-            runner = job.runner(RunnerConfig(concurrency=3, model="fake"), EchoGenerator(delay_s=60), CODEC)
+            runner = job.runner(
+                RunnerConfig(concurrency=3, model="fake"), EchoGenerator(delay_s=60), CODEC
+            )
 
             def counted():
                 for line in job.lines(CODEC, 1000):
@@ -247,7 +263,9 @@ def test_an_answer_in_thinking_mode_is_split(tmp_path: Path):
     class Thinker:
         async def generate(self, request: Request) -> Completion:
             ids = (*b"hm", THINKING_END, *b"yes", EOS)
-            return Completion(request_id=request.request_id, ids=ids, finish_reason="stop", timeline=Timeline())
+            return Completion(
+                request_id=request.request_id, ids=ids, finish_reason="stop", timeline=Timeline()
+            )
 
     body = {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "high"}
     line = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
@@ -260,20 +278,35 @@ def test_an_answer_in_thinking_mode_is_split(tmp_path: Path):
     assert record["response"]["body"]["usage"]["completion_tokens"] == 7
 
 
-@pytest.mark.parametrize("place", ["here", "remote"])
-def test_where_the_output_goes(tmp_path: Path, place: str, memory_filesystem: Callable[[], dict[str, bytes]]):
+def test_a_local_output_may_be_a_uri(tmp_path: Path):
     (tmp_path / "in.jsonl").write_bytes(plain(1))
-    if place == "here":
-        run(tmp_path, EchoGenerator(), output=f"file://{tmp_path}/out.jsonl")
-        assert lines(tmp_path) == [1]
-        return
-    run(tmp_path, EchoGenerator(), output="mem://bucket/out.jsonl")
-    assert json.loads(memory_filesystem()["bucket/out.jsonl"])["line"] == 1
+    run(tmp_path, EchoGenerator(), output=f"file://{tmp_path}/out.jsonl")
+    assert lines(tmp_path) == [1]
+
+
+def test_a_remote_output_is_built_here_and_copied_when_complete(tmp_path: Path):
+    (tmp_path / "in.jsonl").write_bytes(plain(1) + plain(2))
+    uri = f"memory://{tmp_path.name}/out.jsonl"
+    with pytest.raises(BatchStoppedError):
+        run(tmp_path, EchoGenerator(failure=lambda _: RankError("gone")), output=uri, give_up_s=0)
+    assert not fsspec.filesystem("memory").exists(uri)
+    run(tmp_path, EchoGenerator(), output=uri, ordered=True)
+    written = fsspec.filesystem("memory").cat_file(uri)
+    assert [json.loads(line)["line"] for line in written.splitlines()] == [1, 2]
     with pytest.raises(ConfigError, match="exists already"):
-        Target.of("mem://bucket/out.jsonl", tmp_path / "elsewhere")
+        Target.of(uri, tmp_path / "elsewhere")
     generator = EchoGenerator()
-    run(tmp_path, generator, output="mem://bucket/out.jsonl")
+    run(tmp_path, generator, output=uri)
     assert generator.requests == []
+
+
+def test_a_remote_input_is_known_again(tmp_path: Path):
+    uri = f"memory://{tmp_path.name}/in.jsonl"
+    fsspec.filesystem("memory").pipe_file(uri, plain(1))
+    assert [line.number for line in Source(uri).lines()] == [1]
+    assert Source(uri).identity == Source(uri).identity
+    with pytest.raises(ConfigError, match="does not exist"):
+        Source(f"memory://{tmp_path.name}/other.jsonl")
 
 
 def test_an_output_that_cannot_be(tmp_path: Path):

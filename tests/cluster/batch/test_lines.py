@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from headrace.cluster.batch.fields import ChatPrompt, IdsPrompt, TextPrompt
-from headrace.cluster.batch.lines import BadLine, BatchRequest, Endpoint, parse_line, parse_row, seed_of
+from headrace.cluster.batch.lines import (
+    BadLine,
+    BatchRequest,
+    Endpoint,
+    parse_line,
+    parse_row,
+    seed_of,
+)
 from headrace.transfer.request import MAX_TOP_LOGPROBS
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -14,7 +21,9 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 def chat(**body: Any) -> bytes:
     body = {"model": "any", "messages": MESSAGES} | body
-    return json.dumps({"custom_id": "a", "method": "POST", "url": Endpoint.CHAT, "body": body}).encode()
+    return json.dumps(
+        {"custom_id": "a", "method": "POST", "url": Endpoint.CHAT, "body": body}
+    ).encode()
 
 
 def completion(**body: Any) -> bytes:
@@ -42,7 +51,12 @@ def test_a_chat_line_with_the_defaults_of_the_api():
     assert (line.prompt.thinking, line.prompt.effort) == (False, None)
     assert [(turn.role, turn.content) for turn in line.prompt.messages] == [("user", "hi")]
     sampling = line.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.top_logprobs) == (1.0, 1.0, 0, 0)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.top_logprobs) == (
+        1.0,
+        1.0,
+        0,
+        0,
+    )
     assert sampling.seed == seed_of("a")
     assert not line.has_max_tokens
     assert line.num_logprobs is None
@@ -50,9 +64,22 @@ def test_a_chat_line_with_the_defaults_of_the_api():
 
 def test_every_sampling_field_is_read():
     sampling = good(
-        chat(max_completion_tokens=9, max_tokens=5, temperature=0, top_p=0.5, top_k=3, seed=11, ignore_eos=True)
+        chat(
+            max_completion_tokens=9,
+            max_tokens=5,
+            temperature=0,
+            top_p=0.5,
+            top_k=3,
+            seed=11,
+            ignore_eos=True,
+        )
     ).sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0.0, 0.5, 3)
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (
+        9,
+        0.0,
+        0.5,
+        3,
+    )
     assert (sampling.seed, sampling.ignore_eos) == (11, True)
 
 
@@ -76,7 +103,9 @@ def test_shapes_of_a_prompt(prompt: object, expected: object):
     assert good(completion(prompt=prompt)).prompt == expected
 
 
-@pytest.mark.parametrize("prompt", ["", [], ["a", "b"], [1, "a"], [True], [-1], 3, {"a": 1}, [[1], [2]], [1.5]])
+@pytest.mark.parametrize(
+    "prompt", ["", [], ["a", "b"], [1, "a"], [True], [-1], 3, {"a": 1}, [[1], [2]], [1.5]]
+)
 def test_a_prompt_of_another_shape_is_refused(prompt: object):
     assert "body.prompt" in bad(completion(prompt=prompt))
 
@@ -155,9 +184,18 @@ def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]):
         ({"messages": [{"role": "pope", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-        ({"messages": [{"role": "user", "content": "", "reasoning_content": "x"}]}, "reasoning_content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "", "reasoning_content": "x"}]},
+            "reasoning_content",
+        ),
     ],
 )
 def test_a_field_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str):
@@ -188,7 +226,10 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, An
         (b'{"custom_id": "a", "url": ["x"], "body": {}}', "url"),
         (b'{"custom_id": "a", "url": "/v1/completions"}', "body"),
         (b'{"custom_id": "a", "url": "/v1/completions", "body": []}', "body"),
-        (b'{"custom_id": "a", "url": "/v1/completions", "body": "{"}', "body is text but not valid JSON"),
+        (
+            b'{"custom_id": "a", "url": "/v1/completions", "body": "{"}',
+            "body is text but not valid JSON",
+        ),
         (b'{"custom_id": "a", "url": "/v1/completions", "method": "GET", "body": {}}', "method"),
         (b'{"custom_id": "a", "url": "/v1/completions", "body": {}, "wings": 1}', "wings"),
         (b'{"id": "a", "prompt": "hi", "wings": 1}', "wings"),
@@ -206,7 +247,9 @@ def test_a_bad_line_keeps_its_id_where_it_has_one():
 
 
 def test_a_parquet_row_may_hold_its_body_as_json_text():
-    parsed = parse_row(1, {"custom_id": "a", "url": Endpoint.CHAT, "body": json.dumps({"messages": MESSAGES})})
+    parsed = parse_row(
+        1, {"custom_id": "a", "url": Endpoint.CHAT, "body": json.dumps({"messages": MESSAGES})}
+    )
     assert isinstance(parsed, BatchRequest)
 
 
