@@ -19,9 +19,9 @@ _THREADS = 8
 
 
 class _Shell(RankHost):
-    def hello(self) -> tuple[int, str]:
-        """The process is up: its id, and the address of its node."""
-        return os.getpid(), ray.util.get_node_ip_address()
+    def hello(self) -> tuple[int, str, str]:
+        """The process is up: its id, and its node's address and id."""
+        return os.getpid(), ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
 
 
 class PrefillActor(_Shell):

@@ -49,7 +49,10 @@ class ModelSection:
     def __post_init__(self) -> None:
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a directory")
         require(
-            self.block_tokens >= 1, "block_tokens", self.block_tokens, "an integer of at least 1"
+            self.block_tokens >= 2 and self.block_tokens % 2 == 0,
+            "block_tokens",
+            self.block_tokens,
+            "an even integer of at least 2",
         )
         require(
             self.keep is None or self.keep >= 1,

@@ -96,7 +96,12 @@ def _span(
 
 
 def open_for_one(
-    directory: Path, num_tokens: int, *, numerics: str, keep: int | None = None, block_tokens: int = 128
+    directory: Path,
+    num_tokens: int,
+    *,
+    numerics: str,
+    keep: int | None = None,
+    block_tokens: int = 128,
 ) -> Network:
     """The checkpoint in ``directory`` with caches for one request of ``num_tokens`` tokens, on one thread."""
     torch.set_num_threads(1)
@@ -123,7 +128,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, help="default: 1, nothing is cut off")
     parser.add_argument("--top-k", type=int, default=0, help="default: 0, nothing is cut off")
     parser.add_argument("--seed", type=int, default=0, help="names the random stream; default: 0")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
+    parser.add_argument(
+        "--ignore-eos", action="store_true", help="go on after the end-of-text token"
+    )
     parser.add_argument(
         "--top-logprobs",
         type=int,
@@ -210,13 +217,19 @@ def _parse_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--ids {text!r}: give token ids separated by commas, such as 0,17,42") from None
+        raise ConfigError(
+            f"--ids {text!r}: give token ids separated by commas, such as 0,17,42"
+        ) from None
 
 
-def _check_prompt(prompt_ids: Sequence[int], params: SamplingParams, vocab: int, context: int) -> None:
+def _check_prompt(
+    prompt_ids: Sequence[int], params: SamplingParams, vocab: int, context: int
+) -> None:
     foreign = [token for token in prompt_ids if not 0 <= token < vocab]
     if foreign:
-        raise InvalidRequestError(f"token id {foreign[0]} is not in the vocabulary: allowed are 0 to {vocab - 1}")
+        raise InvalidRequestError(
+            f"token id {foreign[0]} is not in the vocabulary: allowed are 0 to {vocab - 1}"
+        )
     if len(prompt_ids) + params.max_tokens > context:
         raise PromptTooLongError(
             f"{len(prompt_ids)} prompt tokens and max_tokens = {params.max_tokens} do not fit the context of"

@@ -13,11 +13,14 @@ called then tears everything down.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from ..transfer.errors import DeadlineError
@@ -37,6 +40,7 @@ class RankProcess:
     actor: Any
     pid: int = 0
     address: str = ""
+    node_id: str = ""
 
 
 class Fleet:
@@ -48,6 +52,7 @@ class Fleet:
         self._config = config
         self._builder = builder
         self._progress = progress
+        self._id = uuid4().hex[:8]
         self._groups: list[PlacementGroup] = []
         self.ranks: dict[str, RankProcess] = {}
         self.context_tokens = 0
@@ -90,21 +95,24 @@ class Fleet:
         self._groups.clear()
 
     async def _place(self, gangs: Sequence[Gang]) -> None:
-        limit = self._config.timeouts.place_s
+        """One gang after the other, so that the large ones find room as it was planned."""
+        deadline = time.monotonic() + self._config.timeouts.place_s
         for gang in gangs:
             options: dict[str, Any] = {}
             if gang.label_selector:
                 options["bundle_label_selector"] = [dict(gang.label_selector)] * len(gang.bundles)
             bundles = [dict(bundle) for bundle in gang.bundles]
-            group = placement_group(bundles, strategy=gang.strategy, name=gang.name, **options)
+            name = f"headrace-{self._id}-{gang.name}"  # a name belongs to one group of the whole Ray cluster
+            try:
+                group = placement_group(bundles, strategy=gang.strategy, name=name, **options)
+            except RayError as error:
+                raise translate(error, gang.name) from error
             self._groups.append(group)
-        waits = [asyncio.to_thread(group.wait, limit) for group in self._groups]
-        for gang, placed in zip(gangs, await asyncio.gather(*waits), strict=True):
-            if not placed:
+            if not await asyncio.to_thread(group.wait, max(0.0, deadline - time.monotonic())):
                 raise DeadlineError(
-                    f"phase placed: {gang.name} waited longer than timeouts.place_s = {limit:g} for "
-                    f"{len(gang.bundles)} bundles of {dict(gang.bundles[0])}; free in the cluster is "
-                    f"{ray.available_resources()}: something else holds what it needs"
+                    f"phase placed: {gang.name} waited longer than timeouts.place_s = "
+                    f"{self._config.timeouts.place_s:g} for {len(bundles)} bundles of {bundles[0]}; free in the "
+                    f"cluster is {ray.available_resources()}: something else holds what it needs"
                 )
         for gang, group in zip(gangs, self._groups, strict=True):
             for rank in range(len(gang.bundles)):
@@ -115,10 +123,10 @@ class Fleet:
 
     async def _greet(self) -> None:
         hellos = {name: rank.actor.hello.remote() for name, rank in self.ranks.items()}
-        for name, (pid, address) in (
-            await self._stage("up", hellos, self._config.timeouts.process_s)
-        ).items():
-            self.ranks[name].pid, self.ranks[name].address = pid, address
+        answers = await self._stage("up", hellos, self._config.timeouts.process_s)
+        for name, (pid, address, node_id) in answers.items():
+            rank = self.ranks[name]
+            rank.pid, rank.address, rank.node_id = pid, address, node_id
 
     async def _join(self) -> None:
         """Rank 0 of each instance offers a port of its own node; bundle 0 is rank 0, so address and node agree."""

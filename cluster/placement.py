@@ -53,12 +53,16 @@ def local_resources(config: ClusterConfig) -> dict[str, float]:
 
 
 def plan_gangs(config: ClusterConfig, nodes: Sequence[Node]) -> tuple[Gang, ...]:
-    """A gang per instance, prefill first. Raises ConfigError that says what is missing where."""
+    """A gang per instance, in the order in which they should be placed: the largest first, since it fits worst.
+
+    Raises ConfigError that says what is missing where.
+    """
     free = [dict(node.resources) for node in nodes]
-    gangs: list[Gang] = []
-    for kind, pool in _pools(config):
-        gangs += [_plan_gang(kind, index, pool, nodes, free) for index in range(pool.instances)]
-    return tuple(gangs)
+    wanted = [
+        (kind, index, pool) for kind, pool in _pools(config) for index in range(pool.instances)
+    ]
+    wanted.sort(key=lambda each: each[2].ranks, reverse=True)
+    return tuple(_plan_gang(kind, index, pool, nodes, free) for kind, index, pool in wanted)
 
 
 def _pools(config: ClusterConfig) -> tuple[tuple[str, PoolConfig], ...]:
@@ -78,7 +82,7 @@ def _plan_gang(
         if sum(shares.values()) == pool.ranks:
             for i, count in shares.items():
                 for name, amount in bundle.items():
-                    free[i][name] -= amount * count
+                    free[i][name] = free[i].get(name, 0.0) - amount * count
             selector = {pool.placement.domain_label: domain} if pool.placement.domain_label else {}
             bundles = tuple(dict(bundle) for _ in range(pool.ranks))
             return Gang(

@@ -170,15 +170,14 @@ class RankLoop:
         self._post(run)
 
     def collect(self, timeout_s: float) -> list[Event]:
-        """All events not yet collected, as soon as there are any; an empty list after ``timeout_s``, or when stopped.
+        """All events not yet collected, as soon as there are any; an empty list after ``timeout_s``.
 
-        Raises RankError when the loop is dead and its last events were collected.
+        Raises RankError when the loop is dead or stopped and its last events were collected.
         """
         with self._news:
             self._news.wait_for(lambda: self._events or self._failure or self._stopping, timeout_s)
             if not self._events:
-                if self._failure is not None:
-                    self._require_alive()
+                self._require_alive()
                 return []
             events = list(self._events)
             self._events.clear()

@@ -172,16 +172,18 @@ class Inbox:
         self._move(key, Started(Room(blocks=tuple(blocks), slot=slot[0]), read, now))
 
     def _poll_read(self, key: int, state: Reading | Draining, now: float) -> None:
+        if isinstance(state, Draining):
+            if state.read.quiet():
+                self._move(key, ReadEnded())
+            return
         try:
             done = state.read.poll()
-        except TransferError as error:
+        except TransferError as error:  # a read that failed may still be writing: it drains
             self._drop(key, error)
-            self._move(key, ReadEnded())
-            return
-        if isinstance(state, Draining):
-            if done:
+            if state.read.quiet():
                 self._move(key, ReadEnded())
-        elif done:
+            return
+        if done:
             self._confirm(key, state, now)
         elif now - state.since > self._config.transfer_timeout_s:
             self._drop(key, self._late("read", state.arrival, "transfer_timeout_s"))

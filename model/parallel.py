@@ -6,7 +6,7 @@ All ranks of an instance make the same calls in the same order; a rank without r
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -126,7 +126,7 @@ class GlooExchange:
     def any(self, flag: bool) -> bool:
         shared = torch.tensor([int(flag)])
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
+        options.reduceOp = cast(Any, dist.ReduceOp.MAX)
         self._wait(self._group.allreduce([shared], options))
         return bool(shared.item())
 

@@ -26,6 +26,7 @@ from .tiny.optimiser import Optimiser
 CHECKPOINT = Path("configs/checkpoints/tiny-v41")
 WARM_UP, DECAY_FROM = 0.015, 0.4         # shares of the time budget
 BIAS_RATE = 0.001                        # of the routers' load balance
+INDEX_EVERY = 2                          # steps between two losses of the indexer
 SAVE_EVERY_S = 180
 
 
@@ -85,11 +86,11 @@ class Trainer:
     def step(self, phase: Phase, factor: float) -> tuple[float, float, float]:
         """One update; returns (loss in nats per token, indexer loss, gradient norm)."""
         inputs, targets = self.batches.next(phase.tokens, phase.length)
-        chunk = self.random.randrange(phase.length // attention.CHUNK)
+        chunk = self.random.randrange(phase.length // attention.CHUNK) if self.optimiser.steps % INDEX_EVERY == 0 else None
         masters = self.quantise() if phase.numerics.quantised else None
         hidden, trace = self.network.forward(inputs, self.hash.rows(inputs), phase.numerics, chunk)
         loss = F.cross_entropy(F.linear(hidden, self.weights["head.weight"]), targets.flatten())
-        (loss + trace.index_loss).backward()
+        (loss if trace.index_loss is None else loss + trace.index_loss).backward()
         if masters is not None:
             for name, master in masters.items():
                 self.weights[name].data = master
@@ -101,7 +102,8 @@ class Trainer:
         for weight in self.weights.values():
             weight.grad = None
         self.tokens += phase.tokens
-        return round(loss.item(), 4), round(trace.index_loss.item(), 4), round(norm, 3)
+        index_loss = float("nan") if trace.index_loss is None else round(trace.index_loss.item(), 4)
+        return round(loss.item(), 4), index_loss, round(norm, 3)
 
     def quantise(self) -> dict[str, torch.Tensor]:
         """Puts stored-precision values in place of all weights and returns the full-precision ones."""
@@ -112,9 +114,10 @@ class Trainer:
 
     def report(self, phase: Phase) -> None:
         recent = self.log[-10:]
-        loss, index = (sum(row[i] for row in recent) / len(recent) for i in (3, 4))
-        print(f"step {self.optimiser.steps} tokens {self.tokens} time {self.elapsed_s:.0f} s loss {loss:.3f} index {index:.3f} "
-              f"norm {recent[-1][5]} length {phase.length} {phase.tokens * len(recent) / (recent[-1][2] - recent[0][2] + 1e-9) * (len(recent) - 1) / len(recent):.0f} tokens/s", flush=True)
+        loss = sum(row[3] for row in recent) / len(recent)
+        rate = (recent[-1][1] - recent[0][1]) / max(recent[-1][2] - recent[0][2], 1e-9)
+        print(f"step {self.optimiser.steps} tokens {self.tokens} time {self.elapsed_s:.0f} s loss {loss:.3f} index {recent[-1][4]} {recent[-2][4]} "
+              f"norm {recent[-1][5]} length {phase.length} {rate:.0f} tokens/s", flush=True)
 
     def save(self) -> None:
         path = self.arguments.state / "state.pt"

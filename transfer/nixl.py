@@ -25,10 +25,11 @@ import numpy as np
 from .backend import Arenas
 from .codec import decode, encode
 from .errors import HeadraceError, MessageError, PeerLostError, RankError, TransferError
+from .huge_pages import use_huge_pages
 from .messages import Pairing
 from .nixl_options import NixlOptions
 from .plan import Arena, Copy
-from .ranges import require_copies_fit
+from .ranges import copy_table, descriptors, require_copies_fit, table_fits
 
 TRANSLATION: dict[str, type[HeadraceError]] = {
     "nixlBackendError": PeerLostError,
@@ -133,6 +134,8 @@ class NixlBackend:
         self._num_bytes["slots"] = arenas.slots.numel()
         if not all(tensor.is_contiguous() for tensor in tensors.values()):
             raise RankError("cache arenas must be contiguous to be registered with NIXL")
+        for tensor in tensors.values():
+            use_huge_pages(tensor)
         self._peers: dict[str, _Peer] = {}
         self._retired: dict[str, _Peer] = {}
         with translated(f"set-up of rank {name}", otherwise=RankError):
@@ -216,17 +219,18 @@ class NixlBackend:
         Where UCX copies through the kernel (CMA) the bytes are in place when this returns.
         """
         source = self._require(peer)
-        require_copies_fit(peer, copies, source.num_bytes, self._num_bytes)
         deadline = time.monotonic() + self._options.read_timeout_s
         if not copies:
             return NixlRead(self, source, None, deadline)
-        local = [(self._base[c.arena] + c.target_offset, c.num_bytes, 0) for c in copies]
-        remote = [(source.base[c.arena] + c.source_offset, c.num_bytes, 0) for c in copies]
+        table = copy_table(copies)
+        if not table_fits(table, source.num_bytes, self._num_bytes):
+            require_copies_fit(peer, copies, source.num_bytes, self._num_bytes)
+        local, remote = descriptors(table, source.base, self._base)
         with self._losing(source), translated(f"read from {peer}"):
             handle = self.agent.initialize_xfer(
                 "READ",
-                self.agent.get_xfer_descs(np.array(local, dtype=np.uint64), "DRAM"),
-                self.agent.get_xfer_descs(np.array(remote, dtype=np.uint64), "DRAM"),
+                self.agent.get_xfer_descs(local, "DRAM"),
+                self.agent.get_xfer_descs(remote, "DRAM"),
                 source.agent_name,
             )
             try:

@@ -6,9 +6,11 @@ was full; the same command goes on where this run ended. 2: there is something t
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
@@ -21,6 +23,7 @@ from .report import Totals, Value, render, summarize
 if TYPE_CHECKING:
     from ...model.checkpoint import Checkpoint
     from .job import BatchJob
+    from .runner import Runner
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests in flight (default: what decode holds)",
     )
     parser.add_argument(
+        "--work-dir",
+        type=Path,
+        default=Path(".headrace-batch"),
+        metavar="DIR",
+        help="where the output is built when OUT is an object store (default: %(default)s)",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print the closing report as a JSON document"
     )
 
@@ -56,7 +66,7 @@ def run(args: argparse.Namespace) -> int | dict[str, object]:
     from .target import Target
 
     source = Source(args.input)
-    target = Target.of(args.output)
+    target = Target.of(args.output, args.work_dir)
     from ...model.checkpoint import Checkpoint
     from .job import BatchJob
 
@@ -80,21 +90,22 @@ def run(args: argparse.Namespace) -> int | dict[str, object]:
     return 0
 
 
-def drive(job: "BatchJob", answer: Callable[[], Totals], *, ordered: bool) -> dict[str, Value]:
-    """Takes a job to its end; ``answer`` answers what is left and returns this run's counts. Returns the report."""
+def drive(job: "BatchJob", answer: Callable[[], "Runner"], *, ordered: bool) -> dict[str, Value]:
+    """Takes a job to its end; ``answer`` answers what is left. Returns the report."""
     if job.bytes_cut:
         _say(f"{job.bytes_cut} bytes of torn or doubled lines were cut out of the output")
     if job.journal.resumed:
         _say(f"going on with a job that has {job.totals.lines} lines done")
-    begun, run_totals = time.monotonic(), Totals()
+    begun, run_totals, run_s = time.monotonic(), Totals(), 0.0
     if not job.is_complete():
         try:
-            run_totals = answer()
+            runner = answer()
         except (KeyboardInterrupt, HeadraceError):
             _say(f"{job.totals.lines} lines are done; the same command goes on from there")
             raise
+        run_totals, run_s = runner.run_totals, runner.run_s
     job.deliver(ordered=ordered)
-    return summarize(job.totals, run_totals, time.monotonic() - begun)
+    return summarize(job.totals, run_totals, time.monotonic() - begun, run_s)
 
 
 def _say(text: str) -> None:
@@ -104,10 +115,11 @@ def _say(text: str) -> None:
 
 def _answer(
     job: "BatchJob", config: ClusterConfig, checkpoint: "Checkpoint", concurrency: int | None
-) -> Totals:
+) -> "Runner":
     """Starts the cluster, answers what is left, and takes the cluster down whatever happens."""
     from ...model.tokenizer import Tokenizer
     from ..cluster import Cluster
+    from ..progress import stderr_progress
     from .codec import TokenizerCodec
     from .runner import RunnerConfig
 
@@ -117,10 +129,12 @@ def _answer(
         model=checkpoint.directory.name,
     )
     context_tokens = min(checkpoint.config.max_position_embeddings, _cache_tokens(config))
-    with Cluster.start(config) as cluster:
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    with Cluster.start(config, progress=stderr_progress(config.num_ranks)) as cluster:
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end us without a teardown
         runner = job.runner(runner_config, cluster, codec)
         asyncio.run(job.answer(runner, codec, context_tokens))
-    return runner.run_totals
+    return runner
 
 
 def _places(config: ClusterConfig) -> int:

@@ -72,8 +72,11 @@ class Totals:
 Value = int | float | str | None | dict[str, int]
 
 
-def summarize(whole: Totals, run: Totals, run_s: float) -> dict[str, Value]:
-    """The JSON document: ``whole`` counts every run of the job, rates are those of this run of ``run_s`` seconds."""
+def summarize(whole: Totals, run: Totals, total_s: float, run_s: float) -> dict[str, Value]:
+    """The JSON document: ``whole`` counts every run of the job, rates are those of this run.
+
+    ``run_s`` are the seconds in which requests were answered, ``total_s`` those of the whole command.
+    """
     document: dict[str, Value] = {
         "requests": whole.lines,
         "answered": whole.answered,
@@ -82,6 +85,7 @@ def summarize(whole: Totals, run: Totals, run_s: float) -> dict[str, Value]:
         "requests_of_earlier_runs": whole.lines - run.lines,
         "prompt_tokens": whole.prompt_tokens,
         "output_tokens": whole.output_tokens,
+        "total_s": round(total_s, 3),
         "run_s": round(run_s, 3),
         "run_requests_per_s": _rate(run.lines, run_s),
         "run_prompt_tokens_per_s": _rate(run.prompt_tokens, run_s),
@@ -116,14 +120,21 @@ def render(document: dict[str, Value], output: str) -> Table:
     table.add_row("failures", f"{document['failed']}" + (f" ({reasons})" if reasons else ""))
     table.add_row("prompt tokens", f"{document['prompt_tokens']}")
     table.add_row("output tokens", f"{document['output_tokens']}")
-    table.add_row("time of this run", f"{document['run_s']} s")
+    table.add_row(
+        "time of this run", f"{document['run_s']} s, with start and end {document['total_s']} s"
+    )
     table.add_row("prompt tokens/s", f"{document['run_prompt_tokens_per_s']}")
     table.add_row("output tokens/s", f"{document['run_output_tokens_per_s']}")
     for name in ("ttft", "tpot"):
-        values = [_milliseconds(document[f"{name}_p{percent}_s"]) for percent in (50, 95, 99)]
-        table.add_row(f"{name.upper()} p50 / p95 / p99", " / ".join(values) + " ms")
+        values = [document[f"{name}_p{percent}_s"] for percent in (50, 95, 99)]
+        table.add_row(f"{name.upper()} p50 / p95 / p99", _durations(values))
     return table
 
 
-def _milliseconds(value: Value) -> str:
-    return f"{value * 1000:.3g}" if isinstance(value, int | float) else "-"
+def _durations(values: list[Value]) -> str:
+    """Several durations in the unit that suits the largest."""
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if not numbers:
+        return "-"
+    factor, unit = (1, "s") if max(numbers) >= 10 else (1000, "ms")
+    return " / ".join(f"{number * factor:.1f}" for number in numbers) + f" {unit}"

@@ -55,7 +55,7 @@ class RunnerConfig:
 
 
 class Runner:
-    """One run over the lines that are left. ``whole`` counts every run of the job, ``run`` this one."""
+    """One run over the lines that are left. ``whole`` counts every run of the job, ``run_totals`` this one."""
 
     def __init__(
         self,
@@ -75,10 +75,12 @@ class Runner:
         self.whole = whole
         self.run_totals = Totals()
         self.in_flight = 0
+        self.run_s = 0.0
 
     async def run(self, lines: Iterator[Prepared | BadLine]) -> None:
         """Answers every line. Raises BatchStoppedError when the cluster has died; the output then is a good prefix."""
         slots = asyncio.Semaphore(self._config.concurrency)
+        begun = time.monotonic()
         syncing = asyncio.create_task(self._sync_regularly())
         try:
             async with asyncio.TaskGroup() as group:
@@ -88,6 +90,7 @@ class Runner:
             raise _first(errors) from errors
         finally:
             syncing.cancel()
+            self.run_s = time.monotonic() - begun
 
     async def _feed(
         self,

@@ -8,8 +8,6 @@ from ...transfer.errors import ConfigError
 from .journal import journal_path
 from .storage import describe, exists, is_directory, is_local
 
-WORK_DIR = Path(".headrace-batch")
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -19,7 +17,7 @@ class Target:
     uri: str | None
 
     @classmethod
-    def of(cls, output: str, work_dir: Path = WORK_DIR) -> "Target":
+    def of(cls, output: str, work_dir: Path) -> "Target":
         """The target for ``--output``; a remote one is built in ``work_dir``. Raises ConfigError if it is taken."""
         filesystem, path, info = describe(output)
         if is_directory(info):

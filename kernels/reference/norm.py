@@ -27,7 +27,11 @@ def yarn_frequencies(
     """Frequencies with the YaRN ramp between ``beta_fast`` and ``beta_slow`` rotations, float64 [rotary_dim / 2]."""
 
     def dimension(rotations: float) -> float:
-        return rotary_dim * math.log(original_length / (2 * math.pi * rotations)) / (2 * math.log(theta))
+        return (
+            rotary_dim
+            * math.log(original_length / (2 * math.pi * rotations))
+            / (2 * math.log(theta))
+        )
 
     low = max(math.floor(dimension(beta_fast)), 0)
     high = min(math.ceil(dimension(beta_slow)), rotary_dim - 1)

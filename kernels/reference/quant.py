@@ -157,7 +157,9 @@ def dequantize_fp4_mx_row(row: Tensor) -> Tensor:
     """Bytes [..., n / 2 + n / 32] of ``quantize_fp4_mx_row`` to float32 [..., n]."""
     half = row.shape[-1] * FP4_MX_GROUP // (FP4_MX_GROUP + 2)
     values = _unpack_e2m1(row[..., :half])
-    return (_groups(values, FP4_MX_GROUP) * ue8m0_to_float(row[..., half:]).unsqueeze(-1)).flatten(-2)
+    return (_groups(values, FP4_MX_GROUP) * ue8m0_to_float(row[..., half:]).unsqueeze(-1)).flatten(
+        -2
+    )
 
 
 def quantize_fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,7 +179,9 @@ def quantize_fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_fp8_blocks(values: Tensor, scale: Tensor) -> Tensor:
     """FP8 weight (``float8_e4m3fn`` [out, in]) with UE8M0 scales [ceil(out/32), ceil(in/32)] to float32."""
-    full = ue8m0_to_float(scale).repeat_interleave(WEIGHT_BLOCK, 0).repeat_interleave(WEIGHT_BLOCK, 1)
+    full = (
+        ue8m0_to_float(scale).repeat_interleave(WEIGHT_BLOCK, 0).repeat_interleave(WEIGHT_BLOCK, 1)
+    )
     return values.float() * full[: values.shape[0], : values.shape[1]]
 
 

@@ -9,7 +9,7 @@ from ...kernels.reference.norm import rms_norm, rotate_last, rotation
 from ..batch import Rows
 from ..cache import Cache
 from .compressor import Compressor
-from .indexer import IndexKeys, Indexer
+from .indexer import Indexer, IndexKeys
 from .weights import LayerSettings, Weights
 
 

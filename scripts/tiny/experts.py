@@ -29,8 +29,10 @@ class Swiglu(torch.autograd.Function):
 def swiglu_gradient(gradient, gate, up, limit):
     """Gradients by gate and up; a clamped value gets none."""
     g, u, sigmoid = activation(gate, up, limit)
-    by_gate = gradient * u * sigmoid * (1 + g * (1 - sigmoid)) * (gate <= limit)
-    return by_gate, gradient * g * sigmoid * (up.abs() <= limit)
+    silu = g * sigmoid
+    by_up = (gradient * silu).masked_fill_(up.abs() > limit, 0)
+    by_gate = torch.addcmul(sigmoid + silu, silu, sigmoid, value=-1).mul_(u).mul_(gradient).masked_fill_(gate > limit, 0)
+    return by_gate, by_up
 
 
 class RoutedExperts(torch.autograd.Function):

@@ -18,7 +18,7 @@ class Sinkhorn(torch.autograd.Function):
             outputs.append(c)
             sums.append(total)
         ctx.saved = soft, outputs, sums
-        return c
+        return c.clone()          # a result kept in `ctx` would tie the graph into a cycle that is never freed
 
     @staticmethod
     def backward(ctx, gradient):

@@ -16,13 +16,24 @@ def test_fp8_bytes_of_the_released_checkpoint() -> None:
 def test_fp4_bytes_of_the_released_checkpoint_come_low_nibble_first() -> None:
     packed = torch.zeros(1, 16, dtype=torch.uint8)
     packed[0, :2] = torch.tensor([0xA0, 0xA8])
-    values = quant.dequantize_fp4_experts(packed.view(torch.int8), torch.tensor([[0x78]], dtype=torch.uint8))
+    values = quant.dequantize_fp4_experts(
+        packed.view(torch.int8), torch.tensor([[0x78]], dtype=torch.uint8)
+    )
     assert values[0, :4].tolist() == [0.0, -0.0078125, 0.0, -0.0078125]
 
 
 @pytest.mark.parametrize(
     ("value", "rounded"),
-    [(0.25, 0.0), (0.75, 1.0), (1.25, 1.0), (1.75, 2.0), (2.5, 2.0), (3.5, 4.0), (5.0, 4.0), (5.1, 6.0)],
+    [
+        (0.25, 0.0),
+        (0.75, 1.0),
+        (1.25, 1.0),
+        (1.75, 2.0),
+        (2.5, 2.0),
+        (3.5, 4.0),
+        (5.0, 4.0),
+        (5.1, 6.0),
+    ],
 )
 def test_e2m1_rounds_ties_to_the_even_code(value: float, rounded: float) -> None:
     x = torch.zeros(32)

@@ -36,7 +36,9 @@ def test_attention_of_a_row_does_not_depend_on_the_batch() -> None:
     sink = torch.randn(4, generator=generator)
     whole = sink_attention(queries, keys, valid, sink)
     for rows in (16, 32, 48):
-        assert torch.equal(sink_attention(queries[:rows], keys[:rows], valid[:rows], sink), whole[:rows])
+        assert torch.equal(
+            sink_attention(queries[:rows], keys[:rows], valid[:rows], sink), whole[:rows]
+        )
 
 
 def test_what_an_invalid_key_holds_does_not_matter() -> None:
@@ -55,7 +57,9 @@ def test_index_scores_do_not_depend_on_rows_or_entries(heads: int) -> None:
     weights = torch.randn(1, 23, heads, generator=generator)
     keys = torch.randn(1, 512, 32, generator=generator)
     whole = index_scores(queries, weights, keys)
-    assert torch.equal(index_scores(queries, weights, keys[:, :256].contiguous()), whole[:, :, :256])
+    assert torch.equal(
+        index_scores(queries, weights, keys[:, :256].contiguous()), whole[:, :, :256]
+    )
     for row in (0, 1, 11, 22):
         alone = index_scores(queries[:, row : row + 1], weights[:, row : row + 1], keys)
         assert torch.equal(alone, whole[:, row : row + 1])

@@ -1,6 +1,7 @@
 """Golden vectors of an independent implementation, and the network opened as they were computed.
 
-``v41-spec-micro`` is a fixture of this repository. ``v41-micro`` (14 MB) is read from ``../shared`` beside the checkout.
+``v41-spec-micro`` is a fixture of this repository; ``v41-micro`` (14 MB) is read from ``../shared`` beside the
+checkout.
 """
 
 import json

@@ -22,7 +22,9 @@ def released_config() -> ModelConfig:
 
 @pytest.fixture
 def micro_config() -> ModelConfig:
-    return config_from_dict(json.loads((DATA / "golden/v41-spec-micro/checkpoint/config.json").read_text()))
+    return config_from_dict(
+        json.loads((DATA / "golden/v41-spec-micro/checkpoint/config.json").read_text())
+    )
 
 
 def test_released_cache_bytes(released_config: ModelConfig) -> None:

@@ -48,7 +48,9 @@ def as_mask(selected: np.ndarray, columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_plain_logits_equal_the_reference_and_greedy_ids_equal_ftllm(name: str, tmp_path: Path) -> None:
+def test_plain_logits_equal_the_reference_and_greedy_ids_equal_ftllm(
+    name: str, tmp_path: Path
+) -> None:
     folder = golden_folder(name)
     network = open_golden(folder, "plain", tmp_path)
     vectors = np.load(folder / "logits_plain.npz")
@@ -79,7 +81,10 @@ def test_released_logits_meet_the_quantisation_noise(name: str, tmp_path: Path) 
     for other, found in agreement.items():
         cosine = np.concatenate(found)
         measured = (np.median(cosine), np.quantile(cosine, 0.05), cosine.min())
-        assert all(value >= bar for value, bar in zip(measured, bars, strict=True)), (other, measured)
+        assert all(value >= bar for value, bar in zip(measured, bars, strict=True)), (
+            other,
+            measured,
+        )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 32])

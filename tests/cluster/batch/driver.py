@@ -3,12 +3,12 @@
 import asyncio
 import random
 import sys
+from pathlib import Path
 
 from headrace.cluster.batch.command import drive
 from headrace.cluster.batch.fakes import ByteCodec, EchoGenerator
 from headrace.cluster.batch.job import BatchJob
-from headrace.cluster.batch.report import Totals
-from headrace.cluster.batch.runner import RunnerConfig
+from headrace.cluster.batch.runner import Runner, RunnerConfig
 from headrace.cluster.batch.source import Source
 from headrace.cluster.batch.target import Target
 from headrace.transfer.request import Completion, Request
@@ -24,12 +24,12 @@ class UnevenGenerator(EchoGenerator):
 
 def main(source: str, output: str) -> None:
     codec = ByteCodec()
-    with BatchJob(Source(source), Target.of(output), {"model": "fake"}) as job:
+    with BatchJob(Source(source), Target.of(output, Path()), {"model": "fake"}) as job:
 
-        def answer() -> Totals:
+        def answer() -> Runner:
             runner = job.runner(RunnerConfig(concurrency=8, model="fake"), UnevenGenerator(), codec)
             asyncio.run(job.answer(runner, codec, 10_000))
-            return runner.run_totals
+            return runner
 
         drive(job, answer, ordered=True)
 

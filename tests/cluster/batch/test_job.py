@@ -11,8 +11,7 @@ import pytest
 from headrace.cluster.batch.command import drive
 from headrace.cluster.batch.fakes import ByteCodec, EchoGenerator
 from headrace.cluster.batch.job import BatchJob
-from headrace.cluster.batch.report import Totals
-from headrace.cluster.batch.runner import BatchStoppedError, RunnerConfig
+from headrace.cluster.batch.runner import BatchStoppedError, Runner, RunnerConfig
 from headrace.cluster.batch.source import Source
 from headrace.cluster.batch.target import Target
 from headrace.transfer.errors import (
@@ -44,10 +43,10 @@ def run(
     target = Target.of(output or str(folder / "out.jsonl"), folder / "work")
     with BatchJob(Source(str(folder / "in.jsonl")), target, {"model": "fake"}) as job:
 
-        def answer() -> Totals:
+        def answer() -> Runner:
             runner = job.runner(RunnerConfig(**settings), generator, CODEC)
             asyncio.run(job.answer(runner, CODEC, context_tokens))
-            return runner.run_totals
+            return runner
 
         return drive(job, answer, ordered=ordered)
 
@@ -236,7 +235,7 @@ def test_the_input_is_read_no_further_than_there_is_room(tmp_path: Path):
     taken: list[int] = []
 
     async def scenario() -> None:
-        target = Target.of(str(tmp_path / "out.jsonl"))
+        target = Target.of(str(tmp_path / "out.jsonl"), tmp_path)
         with BatchJob(Source(str(tmp_path / "in.jsonl")), target, {}) as job:
             runner = job.runner(
                 RunnerConfig(concurrency=3, model="fake"), EchoGenerator(delay_s=60), CODEC
@@ -311,7 +310,7 @@ def test_a_remote_input_is_known_again(tmp_path: Path):
 
 def test_an_output_that_cannot_be(tmp_path: Path):
     with pytest.raises(ConfigError, match="is a directory"):
-        Target.of(str(tmp_path))
+        Target.of(str(tmp_path), tmp_path)
     (tmp_path / "in.jsonl").write_bytes(plain(1))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be written"):
