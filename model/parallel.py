@@ -114,9 +114,9 @@ class GlooExchange:
         limit = timedelta(seconds=timeout_s)
         try:
             store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=limit)
-            self._group = dist.ProcessGroupGloo(
-                dist.PrefixStore("experts", store), rank, size, limit
-            )
+            prefixed = dist.PrefixStore("experts", store)
+            # torch's stubs do not know the collectives of a group that is made directly
+            self._group: Any = cast(Any, dist.ProcessGroupGloo(prefixed, rank, size, limit))
             self._store = store
         except (RuntimeError, dist.DistError) as error:
             raise RankError(
