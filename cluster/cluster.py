@@ -128,6 +128,10 @@ class Cluster:
         """Rank actors that were started."""
         return len(self._fleet.ranks)
 
+    def nodes(self) -> dict[str, str]:
+        """Rank name -> id of the Ray node on which it runs."""
+        return {name: rank.node_id for name, rank in self._fleet.ranks.items()}
+
     async def generate(self, request: Request) -> Completion:
         """The answer to one request.
 

@@ -28,6 +28,7 @@ from .router.least_load import RouterConfig
 from .strict import build_section, plain, read_yaml, require
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = PACKAGE_ROOT / "configs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,8 @@ class ModelSection:
     """Which network, in which arithmetic; the same on every rank."""
 
     checkpoint: str
-    """Directory of the checkpoint. A relative path is looked for beside the configuration file, then in the package;
-    an absolute one must exist on every node."""
+    """Directory of the checkpoint. A relative path is looked for beside the configuration file, then in the packaged
+    `configs`; an absolute one must exist on every node."""
     numerics: Literal["released", "plain"] = "released"
     """`released` keeps every rounding step the model was trained with; `plain` is mathematics only, for checks."""
     deterministic: bool = False
@@ -292,30 +293,29 @@ def load_cluster_config(path: str | Path, overrides: Sequence[str] = ()) -> Clus
 
 
 def checkpoint_dir(config: ClusterConfig) -> Path:
-    """The checkpoint's directory on the host of the caller: a relative path lies in the package, wherever that is."""
-    return PACKAGE_ROOT / config.model.checkpoint
+    """The checkpoint's directory on the caller's host: a relative path lies in `configs`, wherever the package is."""
+    return CONFIGS / config.model.checkpoint
 
 
 def _find_file(path: Path) -> Path:
-    configs = PACKAGE_ROOT / "configs"
-    for candidate in (path, PACKAGE_ROOT / path, configs / path, configs / f"{path}.yaml"):
+    for candidate in (path, PACKAGE_ROOT / path, CONFIGS / path, CONFIGS / f"{path}.yaml"):
         if candidate.is_file():
             return candidate
-    names = ", ".join(sorted(p.stem for p in configs.glob("*.yaml")))
+    names = ", ".join(sorted(p.stem for p in CONFIGS.glob("*.yaml")))
     raise ConfigError(f"{path} is not a file; the packaged configurations are {names}")
 
 
 def _find_checkpoint(written: str, beside: Path) -> str:
-    """Absolute, or relative to the package; the latter may lie elsewhere on another node."""
+    """Absolute, or relative to the packaged ``configs``, which may lie elsewhere on another node."""
     path = Path(written).expanduser()
     if path.is_absolute():
         return str(path)
-    if (beside / path).is_dir():
+    if beside.resolve() != CONFIGS and (beside / path).is_dir():
         return str((beside / path).resolve())
-    if (PACKAGE_ROOT / path).is_dir():
+    if (CONFIGS / path).is_dir():
         return str(path)
     raise ConfigError(
-        f"model.checkpoint = {written!r} is not a directory beside the file or in the package; "
+        f"model.checkpoint = {written!r} is not a directory beside the file or in the packaged configs; "
         "give an absolute path, or one relative to the file"
     )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..decode.admission import output_limit
 from ..decode.sampler import sample, top_logprobs
 from ..decode.scheduler import HISTORY_TOKENS, finish_reason
 from ..model.batch import Logits, Span
@@ -68,9 +69,11 @@ def continue_prompt(
     """Sample from ``first``, the logits [1, V] of the last prompt row, and go on until a stop or the length."""
     ids, logits = list(prompt_ids), first
     tail_start = 0 if exact else max(0, len(prompt_ids) - network.keep)
-    for count in range(1, params.max_tokens + 1):
+    config = network.config
+    limit = output_limit(len(prompt_ids), params.max_tokens, config.max_position_embeddings)
+    for count in range(1, limit + 1):
         token = sample(logits, [params], [len(ids)])[0]
-        reason = finish_reason(token, count, params.max_tokens, params, network.config.eos_token_id)
+        reason = finish_reason(token, count, limit, params, config.eos_token_id)
         likeliest = top_logprobs(logits, num_logprobs)[0] if num_logprobs else None
         yield Step(token_id=token, finish_reason=reason, top_logprobs=likeliest)
         if reason is not None:
@@ -170,7 +173,7 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
         prompt_ids = tokenizer.encode_chat([{"role": "user", "content": args.chat}])
     else:
         prompt_ids = tokenizer.encode_prompt(args.prompt)
-    _check_prompt(prompt_ids, params, config.vocab_size, config.max_position_embeddings)
+    _check_prompt(prompt_ids, config.vocab_size, config.max_position_embeddings)
     num_logprobs = _num_logprobs(args.top_logprobs, args.score, config.vocab_size)
     exact = bool(args.exact or args.score)
     network = open_for_one(directory, len(prompt_ids) + params.max_tokens, numerics=args.numerics)
@@ -222,18 +225,16 @@ def _parse_ids(text: str) -> list[int]:
         ) from None
 
 
-def _check_prompt(
-    prompt_ids: Sequence[int], params: SamplingParams, vocab: int, context: int
-) -> None:
+def _check_prompt(prompt_ids: Sequence[int], vocab: int, context: int) -> None:
     foreign = [token for token in prompt_ids if not 0 <= token < vocab]
     if foreign:
         raise InvalidRequestError(
             f"token id {foreign[0]} is not in the vocabulary: allowed are 0 to {vocab - 1}"
         )
-    if len(prompt_ids) + params.max_tokens > context:
+    if len(prompt_ids) >= context:
         raise PromptTooLongError(
-            f"{len(prompt_ids)} prompt tokens and max_tokens = {params.max_tokens} do not fit the context of"
-            f" {context} tokens: shorten the prompt or ask for fewer"
+            f"{len(prompt_ids)} prompt tokens leave no room for an answer in the context of {context} tokens: shorten"
+            " the prompt"
         )
 
 

@@ -174,6 +174,8 @@ class Fleet:
                 self._progress.reached(name, stage)
             return result
 
+        if not calls:
+            return {}
         tasks = {name: asyncio.ensure_future(one(name, call)) for name, call in calls.items()}
         done, late = await asyncio.wait(
             tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from ..transfer.errors import ConfigError
 from .config import ClusterConfig
@@ -48,7 +49,7 @@ def open_ray(config: ClusterConfig) -> RaySession:
     if address != "local":
         try:
             ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ConfigError(
                 f"no Ray cluster can be joined at {address!r}: {error}. Start one with `ray start --head`, set "
                 "RAY_AUTH_MODE and the token as that cluster has them, or use ray.address = local"

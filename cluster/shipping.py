@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from ..transfer.errors import ConfigError, HeadraceError
-from .config import PACKAGE_ROOT, ClusterConfig
+from .config import PACKAGE_ROOT, ClusterConfig, checkpoint_dir
 from .strict import plain
 
 MAX_STAGED_BYTES = 200 << 20
@@ -79,11 +79,12 @@ def stage_config(folder: Path, config: ClusterConfig) -> str:
     A checkpoint of the package goes with the package; another one comes along if it is small, and has to lie at the
     same absolute path on the cluster's nodes if it is not.
     """
-    checkpoint = PACKAGE_ROOT / config.model.checkpoint
-    place = str(checkpoint)
-    if checkpoint.is_relative_to(PACKAGE_ROOT):
-        place = checkpoint.relative_to(PACKAGE_ROOT).as_posix()
-    elif checkpoint.is_dir() and folder_bytes(checkpoint) <= MAX_STAGED_BYTES:
+    place, checkpoint = config.model.checkpoint, checkpoint_dir(config)
+    if (
+        Path(place).is_absolute()
+        and checkpoint.is_dir()
+        and folder_bytes(checkpoint) <= MAX_STAGED_BYTES
+    ):
         place = "checkpoint"
         shutil.copytree(checkpoint, folder / place)
     document = plain(replace(config, model=replace(config.model, checkpoint=place)))

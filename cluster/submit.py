@@ -7,6 +7,7 @@ The driver runs on the cluster's head node. Exit status: that of the job.
 
 import argparse
 import asyncio
+import logging
 import shlex
 import shutil
 import sys
@@ -60,7 +61,12 @@ def run(args: argparse.Namespace) -> int | dict[str, object]:
         return {"submission_id": job} if args.json else 0
     status, exit_status = _follow(client, job, args.address)
     if args.json:
-        return {"submission_id": job, "status": status, "exit_status": exit_status}
+        return {
+            "submission_id": job,
+            "status": status,
+            "job_exit_status": exit_status,
+            "exit_status": exit_status,
+        }
     _say(f"job {job}: {status}")
     return exit_status
 
@@ -106,14 +112,20 @@ def stage_job(
 
 
 def _connect(address: str) -> "JobSubmissionClient":
+    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells at length what it packs
     try:
         return JobSubmissionClient(address)
+    except AuthenticationError as error:
+        raise ConfigError(
+            f"{address} refuses the token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH "
+            "as that cluster has them"
+        ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"no job can be submitted to {address}: {error}. Give the address of the dashboard (http://HEAD:8265); "
-            "with token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+            f"no job can be submitted to {address}: {error} Give the address of the dashboard (http://HEAD:8265)"
         ) from error
 
 

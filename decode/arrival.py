@@ -18,14 +18,7 @@ from ..transfer.backend import Read
 from ..transfer.errors import IntegrityError, TransferError
 from ..transfer.messages import Handoff
 from ..transfer.request import Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Reserved memory: blocks for the longest answer, in token order, and a slot."""
-
-    blocks: tuple[int, ...]
-    slot: int
+from .rooms import Room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ gets its blocks back early; when it is lost, the lease ends by itself. ``arrival
 
 from itertools import count
 
-from ..model.cache import Cache, IdPool
+from ..model.cache import Cache
 from ..transfer.backend import TransferBackend
 from ..transfer.checksum import verify
 from ..transfer.errors import (
@@ -34,7 +34,6 @@ from .arrival import (
     ReadEnded,
     Reading,
     Ready,
-    Room,
     Started,
     State,
     Waiting,
@@ -43,6 +42,7 @@ from .arrival import (
 )
 from .config import DecodeConfig
 from .holders import Holders, check_handoff
+from .rooms import Rooms
 
 
 class Inbox:
@@ -52,16 +52,14 @@ class Inbox:
         self,
         backend: TransferBackend,
         cache: Cache,
-        block_pool: IdPool,
-        slot_pool: IdPool,
+        rooms: Rooms,
         config: DecodeConfig,
     ) -> None:
         self._backend = backend
         self._holders = Holders(backend)
         self._cache = cache
         self._fingerprint = cache.layout.fingerprint()
-        self._block_pool = block_pool
-        self._slot_pool = slot_pool
+        self._rooms = rooms
         self._config = config
         self._numbers = count(1)
         self._states: dict[int, State] = {}
@@ -139,8 +137,8 @@ class Inbox:
         waiting = [(key, s.arrival) for key, s in self._states.items() if isinstance(s, Waiting)]
         admissible = count_admissible(
             [arrival.num_blocks for _, arrival in waiting],
-            free_blocks=self._block_pool.free,
-            free_slots=self._slot_pool.free,
+            free_blocks=self._rooms.free_blocks,
+            free_slots=self._rooms.free_slots,
             free_places=max(0, free_places - in_flight),
         )
         for key, arrival in waiting[:admissible]:
@@ -148,9 +146,8 @@ class Inbox:
 
     def _start(self, key: int, arrival: Arrival, now: float) -> None:
         handoff = arrival.handoff
-        blocks = self._block_pool.try_take(arrival.num_blocks)
-        slot = self._slot_pool.try_take(1)
-        if blocks is None or slot is None:
+        room = self._rooms.try_take(arrival.num_blocks)
+        if room is None:
             raise IntegrityError(f"admitted {handoff.request_id!r} without room for it")
         try:
             check_handoff(arrival.request, handoff, self._fingerprint, self._backend.peers)
@@ -159,17 +156,16 @@ class Inbox:
                 handoff.num_tokens,
                 handoff.blocks,
                 handoff.slot,
-                blocks,
-                slot[0],
+                room.blocks,
+                room.slot,
             )
             read = self._backend.start_read(handoff.holder, plan.copies)
         except TransferError as error:
-            self._block_pool.give(blocks)
-            self._slot_pool.give(slot)
+            self._rooms.give(room)
             self._drop(key, error)
             return
         self._bytes_read += plan.total_bytes
-        self._move(key, Started(Room(blocks=tuple(blocks), slot=slot[0]), read, now))
+        self._move(key, Started(room, read, now))
 
     def _poll_read(self, key: int, state: Reading | Draining, now: float) -> None:
         if isinstance(state, Draining):
@@ -245,16 +241,11 @@ class Inbox:
         after = advance(before, event)
         room = room_of(before)
         if room is not None and room_of(after) is None:
-            self.give(room)
+            self._rooms.give(room)
         if isinstance(after, Closed):
             del self._states[key]
         else:
             self._states[key] = after
-
-    def give(self, room: Room) -> None:
-        """Give a room back to the pools."""
-        self._block_pool.give(room.blocks)
-        self._slot_pool.give([room.slot])
 
     def _late(self, phase: str, arrival: Arrival, setting: str) -> PeerLostError:
         return PeerLostError(

@@ -8,16 +8,17 @@ from typing import Protocol
 from torch import Tensor
 
 from ..model.batch import Logits, Span
-from ..model.cache import Cache, IdPool
+from ..model.cache import Cache
 from ..model.config import ModelConfig
 from ..transfer.backend import TransferBackend
-from ..transfer.errors import HeadraceError, IntegrityError, InvalidRequestError, RankError
+from ..transfer.errors import HeadraceError, InvalidRequestError, RankError
 from ..transfer.messages import Handoff
 from ..transfer.request import Request, TopLogprobs
 from .admission import blocks_needed, check_fits, output_limit
-from .arrival import Room, room_of
+from .arrival import room_of
 from .config import DecodeConfig
 from .inbox import Inbox
+from .rooms import Room, Rooms
 from .sampler import sample, top_logprobs
 from .scheduler import finish_reason, next_row
 
@@ -88,11 +89,9 @@ class DecodeRank:
         self._config = config
         self._clock = clock
         self._timer = timer
-        cache = network.cache
-        self._layout = cache.layout
-        self._block_pool = IdPool(cache.blocks.shape[0], "decode block")
-        self._slot_pool = IdPool(cache.slots.shape[0], "decode slot")
-        self._inbox = Inbox(backend, cache, self._block_pool, self._slot_pool, config)
+        self._layout = network.cache.layout
+        self._rooms = Rooms(network.cache)
+        self._inbox = Inbox(backend, network.cache, self._rooms, config)
         self._running: dict[str, Running] = {}
         self._failures: list[DecodeEvent] = []
         self._num_steps = self._num_tokens = self._num_finished = self._num_failed = 0
@@ -113,7 +112,7 @@ class DecodeRank:
             request.sampling.max_tokens,
             context=self._network.config.max_position_embeddings,
             block_tokens=block_tokens,
-            num_blocks=self._block_pool.capacity,
+            num_blocks=self._rooms.num_blocks,
         )
         num_blocks = blocks_needed(length, self._limit(request), block_tokens)
         self._inbox.add(request, handoff, num_blocks, self._timer())
@@ -123,7 +122,7 @@ class DecodeRank:
         self._inbox.cancel(request_id)
         running = self._running.pop(request_id, None)
         if running is not None:
-            self._inbox.give(running.room)
+            self._rooms.give(running.room)
         self._failures = [event for event in self._failures if event.request_id != request_id]
 
     @property
@@ -156,17 +155,9 @@ class DecodeRank:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and slot is free or owned exactly once."""
-        self._block_pool.check_integrity()
-        self._slot_pool.check_integrity()
         arriving = [room for state in self._inbox.states if (room := room_of(state)) is not None]
-        rooms = arriving + [running.room for running in self._running.values()]
-        blocks = [block for room in rooms for block in room.blocks]
-        slots = [room.slot for room in rooms]
-        for ids, pool in ((blocks, self._block_pool), (slots, self._slot_pool)):
-            if len(set(ids)) != len(ids) or len(ids) != pool.in_use:
-                raise IntegrityError(
-                    f"{self.name}: {pool.in_use} ids in use, owned are {sorted(ids)}"
-                )
+        running = [running.room for running in self._running.values()]
+        self._rooms.check_integrity(arriving + running)
 
     def stats(self) -> dict[str, int]:
         """Counts for the router and the operator."""
@@ -176,8 +167,8 @@ class DecodeRank:
             "context_tokens": sum(
                 len(r.request.prompt_ids) + len(r.output_ids) for r in self._running.values()
             ),
-            "free_blocks": self._block_pool.free,
-            "free_slots": self._slot_pool.free,
+            "free_blocks": self._rooms.free_blocks,
+            "free_slots": self._rooms.free_slots,
             "steps": self._num_steps,
             "tokens": self._num_tokens,
             "finished": self._num_finished,
@@ -209,7 +200,8 @@ class DecodeRank:
         positions = [len(r.request.prompt_ids) + len(r.output_ids) for r in batch]
         finite = logits.amax(dim=-1).isfinite().tolist()
         good = [row for row in range(len(batch)) if finite[row]]
-        tokens = sample(logits[good], [params[r] for r in good], [positions[r] for r in good])
+        chosen = logits if len(good) == len(batch) else logits[good]
+        tokens = sample(chosen, [params[r] for r in good], [positions[r] for r in good])
         for row, running in enumerate(batch):
             if not finite[row]:
                 error = RankError(f"{self.name}: logits at {positions[row] - 1} are not finite")

@@ -175,3 +175,11 @@ class IdPool:
             raise IntegrityError(
                 f"{self._name} pool: {len(self._free)} free and {len(self._in_use)} in use of {self.capacity}"
             )
+
+    def check_owned(self, ids: Sequence[int]) -> None:
+        """Raise IntegrityError unless ``ids`` are exactly those in use, each once, and the books balance."""
+        self.check_integrity()
+        if sorted(ids) != sorted(self._in_use):
+            raise IntegrityError(
+                f"{self._name} pool: in use are {sorted(self._in_use)}, but owned are {sorted(ids)}"
+            )

@@ -152,17 +152,10 @@ class PrefillRank:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and slot is free or owned exactly once."""
-        self._block_pool.check_integrity()
-        self._slot_pool.check_integrity()
         self._outbox.check_integrity()
         owners = [*self._prompts.running, *self._outbox.held]
-        blocks = [block for owner in owners for block in owner.blocks]
-        slots = [owner.slot for owner in owners]
-        for ids, pool in ((blocks, self._block_pool), (slots, self._slot_pool)):
-            if len(set(ids)) != len(ids) or len(ids) != pool.in_use:
-                raise IntegrityError(
-                    f"{self.name}: {pool.in_use} ids in use, owned are {sorted(ids)}"
-                )
+        self._block_pool.check_owned([block for owner in owners for block in owner.blocks])
+        self._slot_pool.check_owned([owner.slot for owner in owners])
 
     def stats(self) -> dict[str, int]:
         """Counts for the router and the operator."""

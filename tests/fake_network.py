@@ -65,7 +65,8 @@ class FakeNetwork:
             for section in self.cache.layout.sections:
                 index, rest = divmod(position + 1, section.tokens_per_entry)
                 if rest == 0:
-                    self._entry(span, section, index - 1)[:8] = state[1:].view(np.uint8)
+                    entry = self._entry(span, section, index - 1)
+                    entry[:8], entry[8:] = state[1:].view(np.uint8), 0
 
     def _logits(self, span: Span) -> Tensor:
         num_tokens = span.start + len(span.token_ids)

@@ -6,7 +6,8 @@
 An incarnation of a rank is an agent of its own, named ``name#incarnation``: what a dead one leaves behind (addresses,
 keys, late messages) can never be taken for its successor's. NIXL can neither call back a transfer under way nor be
 made to forget its peer safely (released and removed, UCX goes on writing), so a peer with unfinished reads is first
-*retired*: unknown to callers, dropped from NIXL when its last read has ended.
+*retired*: unknown to callers, dropped from NIXL when its last read has ended. A connection that broke is retired too
+and tried again after 1, 2, 4 ... 60 seconds, until ``connect`` or ``disconnect`` say otherwise: networks come back.
 
 Descriptor lists are built per read from one numpy array. Measured, that costs 0.05 ms for one copy and 0.3 ms for a
 thousand, so nothing is prepared in advance.
@@ -15,104 +16,34 @@ thousand, so nothing is prepared in advance.
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import numpy as np
 
 from .backend import Arenas
 from .codec import decode, encode
-from .errors import HeadraceError, MessageError, PeerLostError, RankError, TransferError
+from .errors import MessageError, PeerLostError, RankError
 from .huge_pages import use_huge_pages
 from .messages import Pairing
+from .nixl_address import decode_address, encode_address
+from .nixl_errors import translated
 from .nixl_options import NixlOptions
+from .nixl_read import NixlPeer, NixlRead
 from .plan import Arena, Copy
 from .ranges import copy_table, descriptors, require_copies_fit, table_fits
 
-TRANSLATION: dict[str, type[HeadraceError]] = {
-    "nixlBackendError": PeerLostError,
-    "nixlCancelledError": PeerLostError,
-    "nixlInvalidParamError": TransferError,
-    "nixlMismatchError": TransferError,
-    "nixlNoTelemetryError": TransferError,
-    "nixlNotAllowedError": TransferError,
-    "nixlNotFoundError": PeerLostError,
-    "nixlNotPostedError": TransferError,
-    "nixlNotSupportedError": TransferError,
-    "nixlRemoteDisconnectError": PeerLostError,
-    "nixlRepostActiveError": TransferError,
-    "nixlUnknownError": TransferError,
-}
+_FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 60.0
 
 
-class _Address(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Pairing.address: where the peer's arenas begin in its memory, and what its agent tells about itself."""
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A peer whose connection broke, and when to try again (seconds of time.monotonic)."""
 
-    blocks_base: int
-    slots_base: int
-    metadata: bytes
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    name: str
-    incarnation: str
-    agent_name: str
-    base: Mapping[Arena, int]
-    num_bytes: Mapping[Arena, int]
-    reads: "set[NixlRead]" = field(default_factory=set)
-
-
-class NixlRead:
-    """One posted transfer; see ``backend.Read``."""
-
-    def __init__(self, backend: "NixlBackend", peer: _Peer, handle: Any, deadline: float) -> None:
-        self._backend = backend
-        self._peer = peer
-        self._handle = handle
-        self._deadline = deadline
-        self._error: TransferError | None = None
-
-    def poll(self) -> bool:
-        """See ``Read.poll``."""
-        self.advance()
-        if self._handle is not None and time.monotonic() > self._deadline:
-            self.fail(f"read from {self._peer.name} is not over at its deadline")
-        if self._error is not None:
-            raise self._error
-        return self._handle is None
-
-    def quiet(self) -> bool:
-        """See ``Read.quiet``."""
-        self.advance()
-        return self._handle is None
-
-    def fail(self, why: str) -> None:
-        """Nobody may use these bytes any more, whatever NIXL says later."""
-        if self._error is None:
-            self._error = PeerLostError(f"{why}; the request must be prefilled again")
-
-    def advance(self) -> None:
-        """Let UCX work; when the transfer has ended, well or badly, give its handle back."""
-        if self._handle is None:
-            return
-        try:
-            with translated(f"read from {self._peer.name}"):
-                if self._backend.agent.check_xfer_state(self._handle) == "PROC":
-                    return
-        except TransferError as error:
-            self._error = self._error or error
-        self.end()
-
-    def end(self) -> None:
-        """Give the handle back to NIXL."""
-        with translated(f"end of a read from {self._peer.name}"):
-            handle, self._handle = self._handle, None
-            if handle is not None:
-                handle.release()
-        self._backend.read_ended(self._peer, self, lost=isinstance(self._error, PeerLostError))
+    pairing: bytes
+    next_try: float
+    wait_s: float = _FIRST_WAIT_S
 
 
 class NixlBackend:
@@ -136,8 +67,9 @@ class NixlBackend:
             raise RankError("cache arenas must be contiguous to be registered with NIXL")
         for tensor in tensors.values():
             use_huge_pages(tensor)
-        self._peers: dict[str, _Peer] = {}
-        self._retired: dict[str, _Peer] = {}
+        self._peers: dict[str, NixlPeer] = {}
+        self._retired: dict[str, NixlPeer] = {}
+        self._lost: dict[str, _Lost] = {}
         with translated(f"set-up of rank {name}", otherwise=RankError):
             self.agent: Any = _new_agent(f"{name}#{self.incarnation}", self._options)
             self._registered: Any = self.agent.register_memory(
@@ -161,11 +93,7 @@ class NixlBackend:
     def pairing(self) -> bytes:
         """What a peer's ``connect`` needs."""
         with translated("pairing"):
-            address = _Address(
-                blocks_base=self._base["blocks"],
-                slots_base=self._base["slots"],
-                metadata=self.agent.get_agent_metadata(),
-            )
+            metadata: bytes = self.agent.get_agent_metadata()
         return encode(
             Pairing(
                 name=self.name,
@@ -174,19 +102,16 @@ class NixlBackend:
                 layout=self._layout,
                 blocks_bytes=self._num_bytes["blocks"],
                 slots_bytes=self._num_bytes["slots"],
-                address=msgspec.msgpack.encode(address),
+                address=encode_address(self._base["blocks"], self._base["slots"], metadata),
             )
         )
 
     def connect(self, pairing: bytes) -> str:
         """Make a peer reachable; see ``TransferBackend.connect``."""
         message = decode(pairing)
-        if not isinstance(message, Pairing) or message.transport != "nixl":
-            raise MessageError(f"a pairing for nixl was expected, not {message}")
-        try:
-            address = msgspec.msgpack.decode(message.address, type=_Address)
-        except msgspec.MsgspecError as error:
-            raise MessageError(f"pairing of {message.name} has a malformed address") from error
+        if not isinstance(message, Pairing):
+            raise MessageError(f"a pairing was expected, not {type(message).__name__}")
+        address = decode_address(message)
         self._layout.require_same(message.layout, message.name)
         known = self._peers.get(message.name)
         if known is not None and known.incarnation == message.incarnation:
@@ -204,12 +129,13 @@ class NixlBackend:
                 self.agent.remove_remote_agent(found)
                 raise MessageError(f"pairing of {agent_name} carries the address of {found}")
             self.agent.make_connection(agent_name)
-        self._peers[message.name] = _Peer(
+        self._peers[message.name] = NixlPeer(
             name=message.name,
             incarnation=message.incarnation,
             agent_name=agent_name,
             base={"blocks": address.blocks_base, "slots": address.slots_base},
             num_bytes={"blocks": message.blocks_bytes, "slots": message.slots_bytes},
+            pairing=pairing,
         )
         return message.name
 
@@ -257,6 +183,7 @@ class NixlBackend:
         for peer in list(self._retired.values()):
             for read in list(peer.reads):
                 read.advance()
+        self._connect_lost()
         names = {peer.agent_name: peer.name for peer in self._peers.values()}
         return [
             (names[agent_name], data)
@@ -267,6 +194,7 @@ class NixlBackend:
 
     def disconnect(self, peer: str) -> None:
         """Retire a peer; its reads fail with PeerLostError."""
+        self._lost.pop(peer, None)
         gone = self._peers.pop(peer, None)
         if gone is None:
             return
@@ -287,25 +215,41 @@ class NixlBackend:
             time.sleep(0.001)
         for peer in list(self._retired.values()):
             for read in list(peer.reads):
-                read.end()  # what still writes is stopped by the end of the agent
+                read.end(lost=False)  # what still writes is stopped by the end of the agent
         with translated(f"close of rank {self.name}", otherwise=RankError):
             self.agent.deregister_memory(self._registered)
             self._registered = None
             self.agent = None  # the last reference: NIXL stops here
 
-    def read_ended(self, peer: _Peer, read: NixlRead, *, lost: bool) -> None:
+    def read_ended(self, peer: NixlPeer, read: NixlRead, *, lost: bool) -> None:
         """Called by a read that no longer writes."""
         peer.reads.discard(read)
-        if lost and self._peers.get(peer.name) is peer:
-            self.disconnect(peer.name)
+        if lost:
+            self._lose(peer)
         self._drop_if_idle(peer)
 
-    def _drop_if_idle(self, peer: _Peer) -> None:
+    def _lose(self, peer: NixlPeer) -> None:
+        if self._peers.get(peer.name) is peer:
+            self.disconnect(peer.name)
+            self._lost[peer.name] = _Lost(peer.pairing, time.monotonic() + _FIRST_WAIT_S)
+
+    def _connect_lost(self) -> None:
+        now = time.monotonic()
+        for name, lost in list(self._lost.items()):
+            if now < lost.next_try:
+                continue
+            try:
+                self.connect(lost.pairing)
+            except PeerLostError:
+                wait_s = min(2 * lost.wait_s, _LAST_WAIT_S)
+                self._lost[name] = _Lost(lost.pairing, now + wait_s, wait_s)
+
+    def _drop_if_idle(self, peer: NixlPeer) -> None:
         if not peer.reads and self._retired.pop(peer.agent_name, None) is not None:
             with translated(f"disconnect of {peer.name}"):
                 self.agent.remove_remote_agent(peer.agent_name)
 
-    def _require(self, peer: str) -> _Peer:
+    def _require(self, peer: str) -> NixlPeer:
         if peer not in self._peers:
             raise PeerLostError(
                 f"peer {peer} is not connected; connected are {sorted(self._peers)}"
@@ -313,28 +257,13 @@ class NixlBackend:
         return self._peers[peer]
 
     @contextmanager
-    def _losing(self, peer: _Peer) -> Generator[None]:
-        """A peer that NIXL calls lost is disconnected here, so that a fresh pairing can bring it back."""
+    def _losing(self, peer: NixlPeer) -> Generator[None]:
+        """The connection to a peer that NIXL calls lost is of no further use."""
         try:
             yield
         except PeerLostError:
-            if self._peers.get(peer.name) is peer:
-                self.disconnect(peer.name)
+            self._lose(peer)
             raise
-
-
-@contextmanager
-def translated(doing: str, otherwise: type[HeadraceError] | None = None) -> Generator[None]:
-    """The border: errors of NIXL become ours, as ``TRANSLATION`` says or all as ``otherwise``."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except Exception as error:
-        known = TRANSLATION.get(type(error).__name__)
-        if known is None and otherwise is None:
-            raise
-        raise (otherwise or known or RankError)(f"{doing}: NIXL says {error}") from error
 
 
 def _new_agent(agent_name: str, options: NixlOptions) -> Any:

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NixlOptions:
-    """Transport settings of a rank.
-
-    ``network_devices`` (UCX_NET_DEVICES) names the interfaces that may carry traffic, such as ``mlx5_0:1,eth0``; the
-    default stays on this host. ``transports`` (UCX_TLS): between processes of one host and user UCX reads the peer's
-    memory directly (CMA), between hosts it prefers RDMA and falls back to TCP. ``progress_thread`` spins on one core
-    and is worth it only for TCP, where the holder's processor has to serve every read. A read that takes longer than
-    ``read_timeout_s`` counts as a lost peer. ``log_level``: of both libraries, ``error`` or more (``warn``, ``info``).
-    """
+    """Transport settings of a rank."""
 
     network_devices: str = "lo"
+    """Interfaces that may carry traffic (UCX_NET_DEVICES), such as `mlx5_0:1,eth0`; the default stays on this host."""
     transports: str = "all"
+    """What UCX may use (UCX_TLS). Between processes of one host and user it reads the peer's memory directly (CMA),
+    between hosts it prefers RDMA and falls back to TCP."""
     progress_thread: bool = False
+    """A thread that spins on one core; worth it only for TCP, where the holder's processor has to serve every read."""
     read_timeout_s: float = 30.0
+    """A read that takes longer counts as a lost peer."""
     close_timeout_s: float = 2.0
+    """How long closing waits for reads under way."""
     log_level: str = "error"
+    """Of both libraries: `error`, or more with `warn` and `info`."""
 
     def environment(self) -> dict[str, str]:
         """The variables that these options stand for."""

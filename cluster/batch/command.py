@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int | dict[str, object]:
     from .job import BatchJob
 
     checkpoint = Checkpoint(checkpoint_dir(config))
-    identity: dict[str, int | str | None] = {
+    identity: dict[str, bool | int | str | None] = {
         "model": checkpoint.fingerprint(),
         "numerics": config.model.numerics,
         "deterministic": config.model.deterministic,

@@ -17,13 +17,13 @@ import msgspec
 from ...transfer.errors import ConfigError
 
 FORMAT_VERSION = 1
-Identity = Mapping[str, int | str | None]
+Identity = Mapping[str, bool | int | str | None]
 
 
 class _Header(msgspec.Struct, frozen=True):
     headrace_batch: int
     job_id: str
-    identity: dict[str, int | str | None]
+    identity: dict[str, bool | int | str | None]
 
 
 class Journal:

@@ -52,8 +52,10 @@ def test_a_checkpoint_beside_the_file_becomes_absolute(file: Path) -> None:
 
 
 def test_a_packaged_checkpoint_stays_relative_because_nodes_install_elsewhere(file: Path) -> None:
-    config = load_cluster_config(file, ["model.checkpoint=configs"])
-    assert config.model.checkpoint == "configs"
+    config = load_cluster_config(file, ["model.checkpoint=."])
+    assert config.model.checkpoint == str(file.parent)
+    config = load_cluster_config("local", ["model.checkpoint=."])
+    assert config.model.checkpoint == "."
     assert checkpoint_dir(config) == PACKAGE_ROOT / "configs"
 
 
@@ -115,7 +117,7 @@ def test_overrides_are_yaml_and_come_before_the_checks(file: Path) -> None:
         (
             "model.checkpoint=nowhere",
             (
-                "model.checkpoint = 'nowhere' is not a directory beside the file or in the package; "
+                "model.checkpoint = 'nowhere' is not a directory beside the file or in the packaged configs; "
                 "give an absolute path, or one relative to the file"
             ),
         ),

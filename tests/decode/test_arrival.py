@@ -14,13 +14,13 @@ from headrace.decode.arrival import (
     ReadEnded,
     Reading,
     Ready,
-    Room,
     Started,
     State,
     Waiting,
     advance,
     room_of,
 )
+from headrace.decode.rooms import Room
 from headrace.transfer.errors import IntegrityError
 from headrace.transfer.messages import Handoff
 from headrace.transfer.request import Request

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from headrace.kernels.reference.storage import PLAIN, RELEASED
 from headrace.model.cache import Cache, IdPool, cache_layout, default_keep
-from headrace.model.config import ModelConfig, config_from_dict
+from headrace.model.config import ModelConfig, config_from_dict, load_config
 from headrace.transfer.errors import IntegrityError
+from headrace.transfer.plan import plan_copies
 
 DATA = Path(__file__).parents[1] / "data"
+BUNDLED = Path(__file__).parents[2] / "configs" / "checkpoints" / "tiny-v41"
 
 
 @pytest.fixture
@@ -89,3 +91,16 @@ def test_pool_refuses_ids_that_are_not_in_use_and_changes_nothing() -> None:
     with pytest.raises(IntegrityError):
         pool.give(ids)
     pool.check_integrity()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 127, 128, 129, 1999])
+def test_a_handoff_of_the_bundled_model_moves_its_tokens_and_its_slot(num_tokens: int) -> None:
+    config = load_config(BUNDLED)
+    layout = cache_layout(config, RELEASED, 128, default_keep(config), "f")
+    assert layout.bytes_per_token == 79.5
+    blocks = tuple(range(1, 1 + -(-num_tokens // 128)))
+    plan = plan_copies(layout, num_tokens, blocks, 1, blocks, 1)
+    entries = 53 * (num_tokens // 2 + num_tokens)
+    assert plan.total_bytes == entries + layout.slot_bytes == layout.handoff_bytes(num_tokens)
+    if num_tokens % 2 == 0:
+        assert plan.total_bytes == num_tokens * 79.5 + layout.slot_bytes

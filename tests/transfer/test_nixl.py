@@ -28,7 +28,8 @@ from headrace.transfer.errors import (
 )
 from headrace.transfer.layout import BlockSection, CacheLayout
 from headrace.transfer.messages import ConfirmLease, LeaseAlive, LeaseGone
-from headrace.transfer.nixl import TRANSLATION, NixlBackend, translated
+from headrace.transfer.nixl import NixlBackend
+from headrace.transfer.nixl_errors import TRANSLATION, translated
 from headrace.transfer.nixl_options import NixlOptions
 from headrace.transfer.plan import Copy, plan_copies
 
@@ -216,6 +217,10 @@ def test_a_killed_peer_is_lost_at_once_and_its_successor_serves(peers, reader):
     assert backend.peers == {}
     with pytest.raises(PeerLostError):
         backend.send(name, b"x")
+    started = time.monotonic()
+    while time.monotonic() < started + 1.5:  # tries again in vain
+        backend.receive()
+    assert backend.peers == {}
 
     second = peers(seed=8)
     assert join(backend, second) == name
@@ -262,6 +267,34 @@ def test_a_peer_that_stands_still_is_lost_at_the_deadline_and_quiet_later(peers,
     with pytest.raises(PeerLostError):
         read.poll()
     assert backend.draining == ()
+    join(backend, peer)
+    assert echo(backend, name, b"x") == b"x"
+
+
+def test_a_connection_that_broke_is_made_again(small_peer, reader):
+    backend = reader(name="unlucky")
+    name = join(backend, small_peer)
+    assert echo(backend, name, b"x") == b"x"
+    with pytest.raises(PeerLostError), backend._losing(backend._require(name)):
+        raise PeerLostError("the cable was pulled")
+    assert backend.peers == {}
+    until(lambda: backend.peers, backend)
+    assert echo(backend, name, b"y") == b"y"
+
+
+def test_a_read_that_was_only_slow_does_not_cost_the_connection(peers, reader):
+    peer = peers(LARGE, transports="tcp,self")
+    backend = reader(LARGE, transports="tcp,self", read_timeout_s=0.2)
+    name = join(backend, peer)
+    until(backend.start_read(name, [Copy("blocks", 0, 0, 1)]).poll)
+    peer.signal(signal.SIGSTOP)
+    read = backend.start_read(name, [Copy("blocks", 0, 0, 4 << 20)])
+    with pytest.raises(PeerLostError, match="deadline"):
+        until(read.poll)
+    peer.signal(signal.SIGCONT)
+    until(read.quiet)
+    assert list(backend.peers) == [name]
+    assert echo(backend, name, b"x") == b"x"
 
 
 def test_a_read_that_nobody_polls_any_more_ends_by_itself(peers, reader):
@@ -296,7 +329,14 @@ def test_connect_is_idempotent_and_refuses_what_does_not_fit(small_peer, reader)
     with pytest.raises(MessageError):
         backend.connect(b"nonsense")
     pairing = decode(peer.pairing)
-    for change in ({"transport": "loopback"}, {"address": b"\xc0"}, {"incarnation": "forged"}):
+    damaged = pairing.address.replace(b"prefill", b"Prefill")
+    assert damaged != pairing.address
+    for change in (
+        {"transport": "loopback"},
+        {"address": b"\xc0"},
+        {"address": damaged},
+        {"incarnation": "forged"},
+    ):
         with pytest.raises(MessageError):
             backend.connect(encode(replace(pairing, **change)))
     with pytest.raises(LayoutMismatchError, match="window: ours 4, theirs 5"):

@@ -147,15 +147,16 @@ def test_a_full_disk_is_an_error_of_its_own():
 
 def test_a_journal_goes_on_with_the_same_job_only(tmp_path: Path):
     output = tmp_path / "out.jsonl"
-    journal = Journal.open(output, {"input": "a", "size_bytes": 1})
+    identity = {"input": "a", "size_bytes": 1, "deterministic": True, "keep": None}
+    journal = Journal.open(output, identity)
     assert not journal.resumed
     journal.close()
-    again = Journal.open(output, {"input": "a", "size_bytes": 1})
+    again = Journal.open(output, identity)
     assert again.resumed
     assert again.job_id == journal.job_id
     again.close()
     with pytest.raises(ConfigError, match=r"size_bytes: 1 then, 2 now.*--output"):
-        Journal.open(output, {"input": "a", "size_bytes": 2})
+        Journal.open(output, identity | {"size_bytes": 2})
 
 
 def test_two_drivers_never_write_one_output(tmp_path: Path):

@@ -1,0 +1,57 @@
+"""Memory of one decode rank by the request: blocks for the longest answer, and a slot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..model.cache import Cache, IdPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Reserved memory: blocks in token order, and a slot."""
+
+    blocks: tuple[int, ...]
+    slot: int
+
+
+class Rooms:
+    """Gives rooms out and takes them back, whole; every block and slot is free or in exactly one room."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._blocks = IdPool(cache.blocks.shape[0], "decode block")
+        self._slots = IdPool(cache.slots.shape[0], "decode slot")
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of an idle rank."""
+        return self._blocks.capacity
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks in no room."""
+        return self._blocks.free
+
+    @property
+    def free_slots(self) -> int:
+        """Slots in no room."""
+        return self._slots.free
+
+    def try_take(self, num_blocks: int) -> Room | None:
+        """A room of ``num_blocks`` blocks, or None (and no change) when there is too little memory."""
+        if not self._slots.free:
+            return None
+        blocks = self._blocks.try_take(num_blocks)
+        slot = self._slots.try_take(1) if blocks is not None else None
+        if blocks is None or slot is None:
+            return None
+        return Room(blocks=tuple(blocks), slot=slot[0])
+
+    def give(self, room: Room) -> None:
+        """Take a room back. Raises IntegrityError for one that is back already."""
+        self._blocks.give(room.blocks)
+        self._slots.give([room.slot])
+
+    def check_integrity(self, rooms: Sequence[Room]) -> None:
+        """Raise IntegrityError unless ``rooms`` are exactly what is given out."""
+        self._blocks.check_owned([block for room in rooms for block in room.blocks])
+        self._slots.check_owned([room.slot for room in rooms])

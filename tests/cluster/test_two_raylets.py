@@ -1,0 +1,113 @@
+"""A cluster of two raylets started by hand: prefill is pinned to one and decode to the other by custom resources."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headrace.tests.cluster.ray_support import (
+    alive,
+    answers_of_one_process,
+    descendants,
+    request_of,
+    wait_until,
+)
+
+RAY = str(Path(sys.executable).with_name("ray"))
+DRIVER = Path(__file__).with_name("two_raylets_driver.py")
+
+
+@dataclass(frozen=True)
+class HandStarted:
+    """A Ray cluster with token authentication: its address, and the environment that knows the token."""
+
+    address: str
+    env: dict[str, str]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ray_start(env: dict[str, str], log: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [RAY, "start", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=2", *options]
+    command += ["--object-store-memory=80000000", "--disable-usage-stats"]
+    with log.open("wb") as output:
+        return subprocess.Popen(command, env=env, stdout=output, stderr=output)
+
+
+@pytest.fixture(scope="module")
+def hand_started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandStarted]:
+    logs = tmp_path_factory.mktemp("raylets")
+    sessions = tempfile.mkdtemp(prefix="hr")  # sockets live here: their paths must be short
+    env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    address = f"127.0.0.1:{free_port()}"
+    head = [
+        "--head",
+        f"--port={address.rpartition(':')[2]}",
+        "--include-dashboard=false",
+        f"--temp-dir={sessions}",
+    ]
+    raylets = [ray_start(env, logs / "head", *head, '--resources={"prefill": 1}')]
+    started: set[int] = set()
+    try:
+        assert wait_until(lambda: "Ray runtime started" in (logs / "head").read_text(), 120), (
+            logs / "head"
+        ).read_text()
+        raylets.append(
+            ray_start(env, logs / "worker", f"--address={address}", '--resources={"decode": 2}')
+        )
+        assert wait_until(lambda: "Ray runtime started" in (logs / "worker").read_text(), 120), (
+            logs / "worker"
+        ).read_text()
+        yield HandStarted(address=address, env=env)
+    finally:
+        for raylet in reversed(raylets):
+            started |= {raylet.pid, *descendants(raylet.pid)}
+            raylet.send_signal(signal.SIGTERM)
+            raylet.wait(60)
+        for pid in alive(started):
+            if not wait_until(lambda pid=pid: not alive([pid]), 10):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(sessions, ignore_errors=True)
+
+
+def drive(cluster: HandStarted, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(DRIVER), cluster.address]
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_each_pool_runs_on_its_own_node_and_leaves_it_as_it_was(hand_started: HandStarted) -> None:
+    ran = drive(hand_started, hand_started.env)
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    assert document["where"] == {
+        "decode-0.0": ["decode"],
+        "decode-0.1": ["decode"],
+        "prefill-0.0": ["prefill"],
+    }
+    expected = answers_of_one_process(request_of(f"r{n}", n) for n in (5, 33, 60))
+    assert [tuple(ids) for ids in document["answers"]] == expected
+
+
+def test_a_wrong_token_is_a_clear_error(hand_started: HandStarted) -> None:
+    ran = drive(hand_started, {**hand_started.env, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    assert ran.returncode != 0
+    last = ran.stderr.strip().splitlines()[-1]
+    assert f"ConfigError: no Ray cluster can be joined at '{hand_started.address}'" in ran.stderr, (
+        last
+    )
