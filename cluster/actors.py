@@ -33,7 +33,7 @@ class DecodeActor(_Shell):
 
 
 def create_actor(
-    who: RankId, config: ClusterConfig, builder: RankBuilder, group: PlacementGroup
+    who: RankId, config: ClusterConfig, builder: RankBuilder | None, group: PlacementGroup
 ) -> Any:
     """Ask Ray for the actor of one rank, in its bundle; returns the handle at once."""
     actor_class, pool = (

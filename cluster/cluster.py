@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import ray
 
-from ..decode.rank import DecodeFailed, Tokens
-from ..prefill.rank import Offered, PrefillFailed
+from ..decode.events import DecodeFailed, Tokens
+from ..prefill.events import Offered, PrefillFailed
 from ..transfer.errors import (
     DeadlineError,
     HeadraceError,
@@ -35,7 +35,6 @@ from ..transfer.errors import (
 from ..transfer.messages import Handoff
 from ..transfer.request import Completion, Request, TopLogprobs
 from ..transfer.timeline import Timeline
-from .build import NetworkBuilder
 from .config import ClusterConfig, checkpoint_dir
 from .instance import Fleet
 from .link import Flight, RankLink
@@ -85,6 +84,7 @@ class Cluster:
     ) -> "Cluster":
         """Connect to Ray or start it, place the instances, and bring every rank to ready.
 
+        Without a ``builder``, ranks are those of the configured checkpoint.
         Raises ConfigError where the cluster cannot hold the deployment, CheckpointError, RankError or DeadlineError
         naming the first rank that fails. Nothing is left running then.
         """
@@ -93,7 +93,7 @@ class Cluster:
         cluster: Cluster | None = None
         try:
             gangs = plan_gangs(config, node_list(ray.nodes()))
-            fleet = Fleet(config, builder or NetworkBuilder(), progress)
+            fleet = Fleet(config, builder, progress)
             cluster = cls(config, session, fleet)
             cluster._run(fleet.start(gangs))
             cluster._run(cluster._open_links())

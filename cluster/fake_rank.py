@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..decode.rank import DecodeEvent, DecodeFailed, Tokens
-from ..prefill.rank import Offered, PrefillEvent
+from ..decode.events import DecodeEvent, DecodeFailed, Tokens
+from ..prefill.events import Offered, PrefillEvent
 from ..transfer.errors import CheckpointError, IntegrityError, TransferError
 from ..transfer.messages import Handoff
 from ..transfer.request import Request

@@ -47,7 +47,7 @@ class Fleet:
     """Every placement group and actor of one cluster. ``ranks`` is filled by ``start``; ``stop`` empties it."""
 
     def __init__(
-        self, config: ClusterConfig, builder: RankBuilder, progress: StartProgress
+        self, config: ClusterConfig, builder: RankBuilder | None, progress: StartProgress
     ) -> None:
         self._config = config
         self._builder = builder

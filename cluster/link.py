@@ -101,6 +101,12 @@ class RankLink:
     async def _guard(self, job: Coroutine[Any, Any, None]) -> None:
         try:
             await job
+        except TimeoutError:
+            self.fail(
+                RankError(
+                    f"{self.who.name} gave no answer for {self._answer_s:g} s (timeouts.step_s)"
+                )
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, the flights must learn that their rank is lost
             self.fail(translate(error, self.who.name))
 

@@ -96,10 +96,12 @@ class RankBuilder(Protocol):
 class RankHost:
     """Holds a rank's loop and takes it through its stages."""
 
-    def __init__(self, who: RankId, config: ClusterConfig, builder: RankBuilder) -> None:
+    def __init__(
+        self, who: RankId, config: ClusterConfig, builder: RankBuilder | None = None
+    ) -> None:
         self._who = who
         self._config = config
-        self._builder = builder
+        self._builder = builder or _network_builder()
         self._loop = RankLoop(who.name)
         self._exchange: Joined | None = None
         self._built: BuiltRank | None = None
@@ -189,3 +191,9 @@ class RankHost:
         if self._built is None:
             raise RankError(f"{self._who.name} has not loaded its checkpoint yet")
         return self._built
+
+
+def _network_builder() -> RankBuilder:
+    from .build import NetworkBuilder  # here, because only a rank's process needs torch and nixl
+
+    return NetworkBuilder()

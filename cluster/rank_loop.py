@@ -266,7 +266,8 @@ class RankLoop:
             for command in commands:
                 command()
             if self._turning is not None:
-                idle_turns = 0 if self._turn(*self._turning) else idle_turns + 1
+                stepped = self._turn(*self._turning)
+                idle_turns = 0 if stepped or commands else idle_turns + 1
 
     def _turn(self, rank: SteppedRank, agreement: Agreement) -> bool:
         """Whether the instance stepped."""

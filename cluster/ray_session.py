@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from .placement import local_resources
 
 _log = logging.getLogger(__name__)
 _GONE_S = 5.0
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +43,30 @@ def open_ray(config: ClusterConfig) -> RaySession:
     if ray.is_initialized():
         return RaySession(connected_here=False, started_here=False)
     address = config.ray.address or os.environ.get("RAY_ADDRESS") or "local"
-    quiet: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.WARNING,
-        "namespace": config.ray.namespace,
-    }
-    if address != "local":
-        try:
-            ray.init(address=address, **quiet)
-        except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise ConfigError(
-                f"no Ray cluster can be joined at {address!r}: {error}. Start one with `ray start --head`, set "
-                "RAY_AUTH_MODE and the token as that cluster has them, or use ray.address = local"
-            ) from error
-        return RaySession(connected_here=True, started_here=False)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    if address == "local":
+        _start(config)
+    else:
+        _join(address, config)
+    if callable(on_sigterm) and threading.current_thread() is threading.main_thread():
+        signal.signal(
+            signal.SIGTERM, on_sigterm
+        )  # ray.init has put a handler of its own over the caller's
+    return RaySession(connected_here=True, started_here=address == "local")
+
+
+def _join(address: str, config: ClusterConfig) -> None:
+    try:
+        ray.init(address=address, namespace=config.ray.namespace, **_QUIET)
+    except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise ConfigError(
+            f"no Ray cluster can be joined at {address!r}: {error}. Start one with `ray start --head`, set "
+            "RAY_AUTH_MODE and the token as that cluster has them, or use ray.address = local"
+        ) from error
+
+
+def _start(config: ClusterConfig) -> None:
+    """A cluster of one node that offers exactly what the ranks ask for; Ray itself finds the GPUs."""
     wanted = local_resources(config)
     cpus = math.ceil(wanted.pop("CPU", 0.0))
     wanted.pop("GPU", None)
@@ -64,9 +76,9 @@ def open_ray(config: ClusterConfig) -> RaySession:
         resources=wanted,
         object_store_memory=config.ray.local.object_store_mib * 2**20,
         include_dashboard=False,
-        **quiet,
+        namespace=config.ray.namespace,
+        **_QUIET,
     )
-    return RaySession(connected_here=True, started_here=True)
 
 
 def end_processes(pids: Iterable[int]) -> None:

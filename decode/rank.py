@@ -13,10 +13,11 @@ from ..model.config import ModelConfig
 from ..transfer.backend import TransferBackend
 from ..transfer.errors import HeadraceError, InvalidRequestError, RankError
 from ..transfer.messages import Handoff
-from ..transfer.request import Request, TopLogprobs
+from ..transfer.request import Request
 from .admission import blocks_needed, check_fits, output_limit
 from .arrival import room_of
 from .config import DecodeConfig
+from .events import DecodeEvent, DecodeFailed, Tokens
 from .inbox import Inbox
 from .rooms import Room, Rooms
 from .sampler import sample, top_logprobs
@@ -31,33 +32,6 @@ class Network(Protocol):
     @property
     def cache(self) -> Cache: ...
     def forward(self, spans: Sequence[Span]) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """New tokens of a request; the last event of a request has a ``finish_reason`` (``stop`` or ``length``).
-
-    ``admitted``, ``first_token`` and ``last_token`` (this event) are instants of its timeline.
-    """
-
-    request_id: str
-    ids: tuple[int, ...]
-    top_logprobs: tuple[TopLogprobs, ...]
-    finish_reason: str | None
-    admitted: float
-    first_token: float
-    last_token: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeFailed:
-    """A request is given up and owns nothing here. A TransferError is mended by prefilling it again."""
-
-    request_id: str
-    error: HeadraceError
-
-
-DecodeEvent = Tokens | DecodeFailed
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -13,14 +12,13 @@ from ..model.config import ModelConfig
 from ..transfer.backend import TransferBackend
 from ..transfer.errors import (
     DeadlineError,
-    HeadraceError,
     IntegrityError,
     InvalidRequestError,
     PromptTooLongError,
 )
-from ..transfer.messages import Handoff
 from ..transfer.request import Request
 from .config import PrefillConfig
+from .events import Offered, PrefillEvent, PrefillFailed
 from .outbox import Outbox
 from .prompts import PromptQueue, Queued, Running, num_rows
 from .scheduler import Chunk, StepPlan, blocks_for, plan_step
@@ -36,27 +34,6 @@ class Network(Protocol):
     @property
     def cache(self) -> Cache: ...
     def forward(self, spans: Sequence[Span]) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """A prompt is prefilled and may be read. ``prefill_started`` and ``offered`` are instants of its timeline."""
-
-    request_id: str
-    handoff: Handoff
-    prefill_started: float
-    offered: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillFailed:
-    """A prompt is given up; nothing of it is left here."""
-
-    request_id: str
-    error: HeadraceError
-
-
-PrefillEvent = Offered | PrefillFailed
 
 
 class PrefillRank:

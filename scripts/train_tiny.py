@@ -1,12 +1,11 @@
-"""Trains the bundled tiny checkpoint on the Python standard library: `python -m headrace.scripts.train_tiny --minutes 80`.
+"""Trains the bundled tiny checkpoint on the Python standard library: `python -m headrace.scripts.train_tiny`.
 
-Three phases, cut by the share of the time budget that has passed: short rows, longer rows, and then long rows with fake
-quantisation and the indexer's selection switched on, so that the exported checkpoint is the network that was trained last.
+Three phases, cut by the share of the time budget that has passed: short rows, longer rows, then long rows with fake
+quantisation and the indexer's selection switched on, so that the exported checkpoint is what was trained last.
 A killed run continues from `--state` when it is started again with the same arguments.
 """
 
 import argparse
-import csv
 import json
 import random
 import time
@@ -14,19 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
+from torch.nn import functional
 
-from .tiny import attention, corpus, quantise, tokenizer as tiny_tokenizer
+from .tiny import attention, corpus, quantise
+from .tiny import tokenizer as tiny_tokenizer
 from .tiny.batches import Batches, cached_stream
 from .tiny.engram_hash import EngramHash, compressed_map
-from .tiny.network import Network, Numerics, initial_weights
+from .tiny.export import CHECKPOINT, load_tokenizer
+from .tiny.network import Network, Numerics
 from .tiny.optimiser import Optimiser
+from .tiny.weights import initial_weights
 
-CHECKPOINT = Path("configs/checkpoints/tiny-v41")
-WARM_UP, DECAY_FROM = 0.015, 0.4         # shares of the time budget
-BIAS_RATE = 0.001                        # of the routers' load balance
-INDEX_EVERY = 2                          # steps between two losses of the indexer
+WARM_UP, DECAY_FROM = 0.015, 0.4  # shares of the time budget
+BIAS_RATE = 0.001  # of the routers' load balance
+INDEX_EVERY = 2  # steps between two losses of the indexer
 SAVE_EVERY_S = 180
 
 
@@ -58,7 +59,9 @@ class Trainer:
     def __init__(self, config: dict, tokenizer: Tokenizer, arguments: argparse.Namespace):
         self.arguments, self.config = arguments, config
         self.weights = initial_weights(config, arguments.seed)
-        self.batches = Batches(cached_stream(arguments.state / "stream.npy", tokenizer, arguments.seed), arguments.seed)
+        self.batches = Batches(
+            cached_stream(arguments.state / "stream.npy", tokenizer, arguments.seed), arguments.seed
+        )
         self.hash = EngramHash(config["text_config"], compressed_map(tokenizer))
         self.elapsed_s, self.tokens, self.log = 0.0, 0, []
         self.optimiser = Optimiser(self.weights)
@@ -86,10 +89,16 @@ class Trainer:
     def step(self, phase: Phase, factor: float) -> tuple[float, float, float]:
         """One update; returns (loss in nats per token, indexer loss, gradient norm)."""
         inputs, targets = self.batches.next(phase.tokens, phase.length)
-        chunk = self.random.randrange(phase.length // attention.CHUNK) if self.optimiser.steps % INDEX_EVERY == 0 else None
+        chunk = (
+            self.random.randrange(phase.length // attention.CHUNK)
+            if self.optimiser.steps % INDEX_EVERY == 0
+            else None
+        )
         masters = self.quantise() if phase.numerics.quantised else None
         hidden, trace = self.network.forward(inputs, self.hash.rows(inputs), phase.numerics, chunk)
-        loss = F.cross_entropy(F.linear(hidden, self.weights["head.weight"]), targets.flatten())
+        loss = functional.cross_entropy(
+            functional.linear(hidden, self.weights["head.weight"]), targets.flatten()
+        )
         (loss if trace.index_loss is None else loss + trace.index_loss).backward()
         if masters is not None:
             for name, master in masters.items():
@@ -98,7 +107,9 @@ class Trainer:
         with torch.no_grad():
             for layer, counts in trace.counts.items():
                 load = counts.float()
-                self.weights[f"layers.{layer}.ffn.gate.bias"] += BIAS_RATE * factor * (load.mean() - load).sign()
+                self.weights[f"layers.{layer}.ffn.gate.bias"] += (
+                    BIAS_RATE * factor * (load.mean() - load).sign()
+                )
         for weight in self.weights.values():
             weight.grad = None
         self.tokens += phase.tokens
@@ -116,13 +127,26 @@ class Trainer:
         recent = self.log[-10:]
         loss = sum(row[3] for row in recent) / len(recent)
         rate = (recent[-1][1] - recent[0][1]) / max(recent[-1][2] - recent[0][2], 1e-9)
-        print(f"step {self.optimiser.steps} tokens {self.tokens} time {self.elapsed_s:.0f} s loss {loss:.3f} index {recent[-1][4]} {recent[-2][4]} "
-              f"norm {recent[-1][5]} length {phase.length} {rate:.0f} tokens/s", flush=True)
+        print(
+            f"step {self.optimiser.steps} tokens {self.tokens} time {self.elapsed_s:.0f} s loss {loss:.3f} "
+            f"index {recent[-2][4]} "
+            f"norm {recent[-1][5]} length {phase.length} {rate:.0f} tokens/s",
+            flush=True,
+        )
 
     def save(self) -> None:
         path = self.arguments.state / "state.pt"
-        torch.save({"weights": {name: w.detach() for name, w in self.weights.items()}, "optimiser": self.optimiser.state(), "elapsed_s": self.elapsed_s,
-                    "tokens": self.tokens, "position": self.batches.position, "log": self.log}, path.with_suffix(".new"))
+        torch.save(
+            {
+                "weights": {name: w.detach() for name, w in self.weights.items()},
+                "optimiser": self.optimiser.state(),
+                "elapsed_s": self.elapsed_s,
+                "tokens": self.tokens,
+                "position": self.batches.position,
+                "log": self.log,
+            },
+            path.with_suffix(".new"),
+        )
         path.with_suffix(".new").replace(path)
 
     def restore(self) -> None:
@@ -133,23 +157,33 @@ class Trainer:
         for name, weight in state["weights"].items():
             self.weights[name].copy_(weight)
         self.optimiser.load(state["optimiser"])
-        self.elapsed_s, self.tokens, self.batches.position = state["elapsed_s"], state["tokens"], state["position"]
+        self.elapsed_s, self.tokens, self.batches.position = (
+            state["elapsed_s"],
+            state["tokens"],
+            state["position"],
+        )
         self.log = [tuple(row) for row in state["log"]]
 
 
-def write_log(log: list[tuple], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("step", "tokens", "seconds", "loss", "index_loss", "gradient_norm"))
-        writer.writerows(log)
-
-
 def main() -> None:
+    """Train until the time budget is spent."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=80, help="time budget of the whole run; the schedule follows it")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=80,
+        help="time budget of the whole run; the schedule follows it",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--state", type=Path, default=Path("build/tiny-train"), help="folder for the resumable state and the log")
-    parser.add_argument("--new-tokenizer", action="store_true", help="train the tokenizer again before the network")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=Path("build/tiny-train"),
+        help="folder for the resumable state and the log",
+    )
+    parser.add_argument(
+        "--new-tokenizer", action="store_true", help="train the tokenizer again before the network"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.state.mkdir(parents=True, exist_ok=True)
@@ -158,9 +192,8 @@ def main() -> None:
         training, _ = corpus.split(corpus.read_standard_library())
         learned = tiny_tokenizer.train(d.text for d in training if not corpus.is_test(d.path))
         tiny_tokenizer.save(learned, CHECKPOINT, config["text_config"]["max_position_embeddings"])
-    trainer = Trainer(config, Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")), arguments)
+    trainer = Trainer(config, load_tokenizer(CHECKPOINT), arguments)
     trainer.run()
-    write_log(trainer.log, arguments.state / "log.csv")
 
 
 if __name__ == "__main__":

@@ -75,22 +75,15 @@ def plan_copies(
 
 
 def _full_blocks(block_bytes: int, sources: Sequence[int], targets: Sequence[int]) -> list[Copy]:
-    copies: list[Copy] = []
-    first = 0
-    for index in range(1, len(sources) + 1):
-        length = index - first
-        if index < len(sources) and (sources[index], targets[index]) == (
-            sources[first] + length,
-            targets[first] + length,
-        ):
+    runs: list[tuple[int, int, int]] = []
+    source, target, length = 0, 0, 0
+    for next_source, next_target in zip(sources, targets, strict=True):
+        if length and next_source == source + length and next_target == target + length:
+            length += 1
             continue
-        copies.append(
-            Copy(
-                "blocks",
-                sources[first] * block_bytes,
-                targets[first] * block_bytes,
-                length * block_bytes,
-            )
-        )
-        first = index
-    return copies
+        if length:
+            runs.append((source, target, length))
+        source, target, length = next_source, next_target, 1
+    if length:
+        runs.append((source, target, length))
+    return [Copy("blocks", s * block_bytes, t * block_bytes, n * block_bytes) for s, t, n in runs]

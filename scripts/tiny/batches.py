@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from . import corpus
 
-BLOCK = 1024                # tokens shuffled as one piece; shorter rows are equal cuts of a block
+BLOCK = 1024  # tokens shuffled as one piece; shorter rows are equal cuts of a block
 BOS_ID, EOS_ID = 0, 1
 
 
@@ -17,8 +17,15 @@ def token_stream(tokenizer: Tokenizer, seed: int) -> np.ndarray:
     """Training files (BOS text EOS) and chat samples in random order, as one uint16 array."""
     training, _ = corpus.split(corpus.read_standard_library())
     texts = [document.text for document in training]
-    encoded = [[BOS_ID, *e.ids, EOS_ID] for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    encoded += [e.ids for e in tokenizer.encode_batch(corpus.chat_samples(training, seed), add_special_tokens=False)]
+    encoded = [
+        [BOS_ID, *e.ids, EOS_ID] for e in tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]
+    encoded += [
+        e.ids
+        for e in tokenizer.encode_batch(
+            corpus.chat_samples(training, seed), add_special_tokens=False
+        )
+    ]
     random.Random(seed).shuffle(encoded)
     return np.concatenate([np.asarray(ids, dtype=np.uint16) for ids in encoded])
 

@@ -5,7 +5,9 @@ import torch
 from .quantise import fp8
 
 
-def activation(gate: torch.Tensor, up: torch.Tensor, limit: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def activation(
+    gate: torch.Tensor, up: torch.Tensor, limit: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Clamped SwiGLU: (clamped gate, clamped up, sigmoid of the clamped gate)."""
     clamped = gate.clamp(max=limit)
     return clamped, up.clamp(-limit, limit), torch.sigmoid(clamped)
@@ -31,14 +33,20 @@ def swiglu_gradient(gradient, gate, up, limit):
     g, u, sigmoid = activation(gate, up, limit)
     silu = g * sigmoid
     by_up = (gradient * silu).masked_fill_(up.abs() > limit, 0)
-    by_gate = torch.addcmul(sigmoid + silu, silu, sigmoid, value=-1).mul_(u).mul_(gradient).masked_fill_(gate > limit, 0)
+    by_gate = (
+        torch.addcmul(sigmoid + silu, silu, sigmoid, value=-1)
+        .mul_(u)
+        .mul_(gradient)
+        .masked_fill_(gate > limit, 0)
+    )
     return by_gate, by_up
 
 
 class RoutedExperts(torch.autograd.Function):
     """sum over chosen experts of w2(weight * swiglu(w1 x, w3 x)).
 
-    x [N, H] (already quantised when `quantised`), weight and chosen [N, k], w1 and w3 [E, I, H], w2 [E, H, I] -> [N, H].
+    x [N, H] (already quantised when `quantised`), weight and chosen [N, k], w1 and w3 [E, I, H],
+    w2 [E, H, I] -> [N, H].
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Writes the trained weights as a checkpoint in the released layout: `python -m headrace.scripts.tiny.export --state build/tiny-train`."""
+"""Writes the trained weights as a checkpoint in the released layout: `python -m headrace.scripts.tiny.export`."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from ...model.checkpoint import Checkpoint
 from ...model.checkpoint_save import save_checkpoint
@@ -16,14 +17,22 @@ from .quantise import round_to_storage
 CHECKPOINT = Path("configs/checkpoints/tiny-v41")
 
 
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint directory."""
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
 def released_tensors(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stacked training weights -> one tensor per released name; `bias_vl` is a copy of `bias` (the model has seen no image)."""
+    """Stacked training weights -> one tensor per released name; `bias_vl` is a copy of `bias` (no image was seen)."""
     tensors = {}
     for name, weight in weights.items():
         weight = weight.detach().float()
         if ".ffn.experts." in name:
             prefix, part = name.rsplit(".", 1)
-            tensors |= {f"{prefix}.{expert}.{part}.weight": matrix.clone() for expert, matrix in enumerate(weight)}
+            tensors |= {
+                f"{prefix}.{expert}.{part}.weight": matrix.clone()
+                for expert, matrix in enumerate(weight)
+            }
         else:
             tensors[name] = weight.clone()
         if name.endswith("ffn.gate.bias"):
@@ -32,7 +41,7 @@ def released_tensors(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def stacked_weights(directory: Path) -> dict[str, torch.Tensor]:
-    """The inverse of `released_tensors` on a checkpoint directory: fp32 weights by training name, as the checkpoint stores them."""
+    """The inverse of `released_tensors`: fp32 weights of a checkpoint by training name, as it stores them."""
     checkpoint = Checkpoint(directory)
     weights: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
@@ -42,7 +51,10 @@ def stacked_weights(directory: Path) -> dict[str, torch.Tensor]:
             experts.setdefault(f"{prefix}.{part}", {})[int(expert)] = checkpoint.tensor(name)
         elif not name.endswith("bias_vl"):
             weights[name] = checkpoint.tensor(name)
-    return weights | {name: torch.stack([members[i] for i in sorted(members)]) for name, members in experts.items()}
+    return weights | {
+        name: torch.stack([members[i] for i in sorted(members)])
+        for name, members in experts.items()
+    }
 
 
 def export(weights: dict[str, torch.Tensor], directory: Path) -> None:
@@ -60,18 +72,31 @@ def export(weights: dict[str, torch.Tensor], directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Export the training state into the bundled checkpoint.")
+    """Export, then compare what a reader gets with what was trained."""
+    parser = argparse.ArgumentParser(
+        description="Export the training state into the bundled checkpoint."
+    )
     parser.add_argument("--state", type=Path, default=Path("build/tiny-train"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = json.loads((CHECKPOINT / "config.json").read_text())
     weights = torch.load(arguments.state / "state.pt", weights_only=True)["weights"]
     trained_drafter = arguments.state / "drafter.pt"
-    weights |= torch.load(trained_drafter, weights_only=True) if trained_drafter.exists() else drafter.initial_weights(config, weights, seed=0)
+    weights |= (
+        torch.load(trained_drafter, weights_only=True)
+        if trained_drafter.exists()
+        else drafter.initial_weights(config, weights, seed=0)
+    )
     export(weights, CHECKPOINT)
     stored = stacked_weights(CHECKPOINT)
     for name, weight in weights.items():
-        torch.testing.assert_close(stored[name], round_to_storage(name, weight.float()), rtol=0, atol=0, msg=f"{name} is stored otherwise than it was trained")
+        torch.testing.assert_close(
+            stored[name],
+            round_to_storage(name, weight.float()),
+            rtol=0,
+            atol=0,
+            msg=f"{name} is stored otherwise than it was trained",
+        )
     print(f"exported {sum(w.numel() for w in weights.values())} weights to {CHECKPOINT}")
 
 

@@ -1,4 +1,4 @@
-"""mHC for training: the mix of a state into (pre, post, comb) and its application, with hand-written gradients (spec 3)."""
+"""mHC for training: the mix of a state into (pre, post, comb) and its application, gradients by hand (spec 3)."""
 
 import torch
 
@@ -12,13 +12,15 @@ class Sinkhorn(torch.autograd.Function):
         c = soft + eps
         outputs, sums = [], []
         for step in range(2 * iterations - 1):
-            axis = step % 2                                   # 0: columns (sum over rows), 1: rows
+            axis = step % 2  # 0: columns (sum over rows), 1: rows
             total = c.sum(axis, keepdim=True).add_(eps)
             c = c / total
             outputs.append(c)
             sums.append(total)
         ctx.saved = soft, outputs, sums
-        return c.clone()          # a result kept in `ctx` would tie the graph into a cycle that is never freed
+        return (
+            c.clone()
+        )  # a result kept in `ctx` would tie the graph into a cycle that is never freed
 
     @staticmethod
     def backward(ctx, gradient):
@@ -40,8 +42,12 @@ class Combine(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         h, y, post, comb = ctx.saved_tensors
-        return (torch.bmm(comb, gradient), torch.bmm(post.unsqueeze(1), gradient).squeeze(1),
-                torch.bmm(gradient, y.unsqueeze(-1)).squeeze(-1), torch.bmm(h, gradient.mT))
+        return (
+            torch.bmm(comb, gradient),
+            torch.bmm(post.unsqueeze(1), gradient).squeeze(1),
+            torch.bmm(gradient, y.unsqueeze(-1)).squeeze(-1),
+            torch.bmm(h, gradient.mT),
+        )
 
 
 class Project(torch.autograd.Function):
@@ -62,12 +68,23 @@ class Project(torch.autograd.Function):
         return torch.addmm(z * shrink, scaled, fn), scaled.T @ z, None
 
 
-def mix(h: torch.Tensor, weights: dict[str, torch.Tensor], prefix: str, iterations: int, eps: float, norm_eps: float):
+def mix(
+    h: torch.Tensor,
+    weights: dict[str, torch.Tensor],
+    prefix: str,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
+):
     """State h [N, K, H] -> (pre [N, K], post [N, K], comb [N, K, K]) from `{prefix}_fn`, `_base`, `_scale`."""
     tokens, streams, _ = h.shape
     scale, base = weights[f"{prefix}_scale"], weights[f"{prefix}_base"]
     widths = torch.tensor([streams, streams, streams * streams])
-    m = Project.apply(h.reshape(tokens, -1), weights[f"{prefix}_fn"], norm_eps) * scale.repeat_interleave(widths) + base
+    m = (
+        Project.apply(h.reshape(tokens, -1), weights[f"{prefix}_fn"], norm_eps)
+        * scale.repeat_interleave(widths)
+        + base
+    )
     pre, post, comb = m.split(widths.tolist(), dim=1)
     comb = Sinkhorn.apply(comb.T.reshape(streams, streams, tokens), iterations, eps)
     return torch.sigmoid(pre) + eps, 2 * torch.sigmoid(post), comb.permute(2, 0, 1).contiguous()

@@ -1,24 +1,24 @@
 """The training form of the text network: whole sequences, fp32, autograd (spec 2-5).
 
-`Network.forward` follows section 2.1 of the specification; quantisation and top-k selection are switched on by `Numerics`.
+`Network.forward` follows section 2.1; quantisation and top-k selection are switched on by `Numerics`.
 """
 
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from . import attention, hyper, quantise
 from .experts import RoutedExperts, Swiglu
 from .quantise import straight_through
 
 EXPERT_NAMES = ("w1", "w3", "w2")
-INVISIBLE = -1e4           # finite, so that a query that sees no entry yields no NaN in the indexer loss
+INVISIBLE = -1e4  # finite, so that a query that sees no entry yields no NaN in the indexer loss
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """`quantised`: fake quantisation of activations and caches. `selected`: attention sees the top-k of the indexer only."""
+    """`quantised`: fake quantisation of activations and caches. `selected`: attention sees only the indexer's top-k."""
 
     quantised: bool
     selected: bool
@@ -29,97 +29,50 @@ class Trace:
     """What one forward pass leaves behind besides the hidden state."""
 
     index_loss: torch.Tensor | None = None
-    counts: dict[int, torch.Tensor] = field(default_factory=dict)       # layer -> rows of every expert
-    features: list[torch.Tensor] = field(default_factory=list)          # drafter inputs [N, H] of the target layers
-    state: torch.Tensor | None = None                                   # [N, H] before the final norm
-
-
-def initial_weights(config: dict, seed: int) -> dict[str, torch.Tensor]:
-    """All backbone weights under their checkpoint names; the experts of a layer are stacked as `...experts.w1` [E, I, H]."""
-    generator = torch.Generator().manual_seed(seed)
-    text = config["text_config"]
-    hidden, heads, width = text["hidden_size"], text["num_attention_heads"], text["head_dim"]
-    rank, groups, out_rank = text["q_lora_rank"], text["o_groups"], text["o_lora_rank"]
-    weights: dict[str, torch.Tensor] = {}
-
-    def matrix(name: str, *shape: int, gain: float = 1.0) -> None:
-        weights[name] = torch.randn(*shape, generator=generator) * gain * shape[-1] ** -0.5
-
-    def ones(name: str, *shape: int) -> None:
-        weights[name] = torch.ones(*shape)
-
-    weights["embed.weight"] = torch.randn(text["vocab_size"], hidden, generator=generator) * 0.5
-    matrix("head.weight", text["vocab_size"], hidden, gain=0.2)
-    ones("norm.weight", hidden)
-    for layer, ratio in enumerate(text["compress_ratios"][:text["num_hidden_layers"]]):
-        name = f"layers.{layer}"
-        add_block(weights, name, layer, text, matrix, ones, text["n_routed_experts"])
-        if layer in text["kv_source_layer_ids"]:
-            matrix(f"{name}.attn.compressor.wkv.weight", width, hidden)
-            if ratio > 1:
-                matrix(f"{name}.attn.compressor.wgate.weight", width, hidden)
-            ones(f"{name}.attn.compressor.norm.weight", width)
-            matrix(f"{name}.attn.indexer.wk.weight", text["index_head_dim"], width)
-            ones(f"{name}.attn.indexer.k_norm.weight", text["index_head_dim"])
-        if layer in text["index_source_layer_ids"]:
-            matrix(f"{name}.attn.indexer.wq_b.weight", text["index_n_heads"] * text["index_head_dim"], rank)
-            matrix(f"{name}.attn.indexer.weights_proj.weight", text["index_n_heads"], hidden)
-        if layer in text["engram_layer_ids"]:
-            rows = text["engram_num_embeddings"][text["engram_layer_ids"].index(layer)]
-            columns = (text["engram_max_ngram_size"] - 1) * text["engram_n_heads"] * text["engram_head_dim"]
-            weights[f"{name}.engram.embed.weight"] = torch.randn(rows, text["engram_head_dim"], generator=generator) * 0.3
-            matrix(f"{name}.engram.wkv.weight", (text["hc_mult"] + 1) * hidden, columns)
-            ones(f"{name}.engram.q_weight", text["hc_mult"], hidden)
-            ones(f"{name}.engram.k_weight", text["hc_mult"], hidden)
-    return weights
-
-
-def add_block(weights, name, index, text, matrix, ones, experts) -> None:
-    """The tensors that every block has, drafter blocks included: attention, MoE, norms, mHC."""
-    hidden, heads, width = text["hidden_size"], text["num_attention_heads"], text["head_dim"]
-    rank, groups, out_rank = text["q_lora_rank"], text["o_groups"], text["o_lora_rank"]
-    inner, streams = text["moe_intermediate_size"], text["hc_mult"]
-    for norm, size in (("attn_norm", hidden), ("ffn_norm", hidden), ("attn.q_norm", rank), ("attn.kv_norm", width)):
-        ones(f"{name}.{norm}.weight", size)
-    matrix(f"{name}.attn.wq_a.weight", rank, hidden)
-    matrix(f"{name}.attn.wq_b.weight", heads * width, rank)
-    matrix(f"{name}.attn.wkv.weight", width, hidden)
-    matrix(f"{name}.attn.wo_a.weight", groups * out_rank, heads * width // groups)
-    matrix(f"{name}.attn.wo_b.weight", hidden, groups * out_rank, gain=0.1)
-    weights[f"{name}.attn.attn_sink"] = torch.zeros(heads)
-    matrix(f"{name}.ffn.gate.weight", experts, hidden, gain=0.5)
-    weights[f"{name}.ffn.gate.bias"] = torch.zeros(experts)
-    for part, shape, gain in (("w1", (inner, hidden), 1.0), ("w3", (inner, hidden), 1.0), ("w2", (hidden, inner), 0.1)):
-        matrix(f"{name}.ffn.experts.{part}", experts, *shape, gain=gain)
-        matrix(f"{name}.ffn.shared_experts.{part}.weight", *shape, gain=gain)
-    for sublayer in ("attn", "ffn"):
-        prefix = f"{name}.hc_{sublayer}"
-        matrix(f"{prefix}_fn", streams * (streams + 2), streams * hidden, gain=0.3)
-        weights[f"{prefix}_scale"] = torch.full((3,), 0.3)
-        pre = torch.full((streams,), -1.0)
-        pre[index % streams] = 1.5
-        comb = torch.full((streams, streams), -2.0).fill_diagonal_(2.0)
-        weights[f"{prefix}_base"] = torch.cat((pre, torch.zeros(streams), comb.flatten()))
+    counts: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> rows of every expert
+    features: list[torch.Tensor] = field(
+        default_factory=list
+    )  # drafter inputs [N, H] of the target layers
+    state: torch.Tensor | None = None  # [N, H] before the final norm
 
 
 class Network:
-    """`weights` maps checkpoint names to leaf tensors. `biases` (router) are in it too, updated by the trainer, not by gradients."""
+    """`weights` maps checkpoint names to tensors; router biases are updated by the trainer, not by gradients."""
 
     def __init__(self, config: dict, weights: dict[str, torch.Tensor], max_length: int):
         self.text, self.weights = config["text_config"], weights
         self.layers = self.text["num_hidden_layers"]
         self.eps = self.text["rms_norm_eps"]
-        self.tables = {compressed: attention.rope_table(self.text, max_length, compressed) for compressed in (False, True)}
+        self.tables = {
+            compressed: attention.rope_table(self.text, max_length, compressed)
+            for compressed in (False, True)
+        }
 
-    def forward(self, ids: torch.Tensor, engram_rows: dict[int, torch.Tensor], numerics: Numerics, index_chunk: int | None = None) -> tuple[torch.Tensor, Trace]:
+    def forward(
+        self,
+        ids: torch.Tensor,
+        engram_rows: dict[int, torch.Tensor],
+        numerics: Numerics,
+        index_chunk: int | None = None,
+    ) -> tuple[torch.Tensor, Trace]:
         """ids [B, S], S a multiple of the window -> (normalised hidden state [B*S, H], trace).
 
         `index_chunk` names the chunk of queries whose indexer loss is computed (None: no loss).
         """
         text, trace = self.text, Trace()
         batch, length = ids.shape
-        self.shape, self.numerics, self.index_chunk, self.trace = (batch, length), numerics, index_chunk, trace
-        h = F.embedding(ids.flatten(), self.weights["embed.weight"]).unsqueeze(1).expand(-1, text["hc_mult"], -1).contiguous()
+        self.shape, self.numerics, self.index_chunk, self.trace = (
+            (batch, length),
+            numerics,
+            index_chunk,
+            trace,
+        )
+        h = (
+            functional.embedding(ids.flatten(), self.weights["embed.weight"])
+            .unsqueeze(1)
+            .expand(-1, text["hc_mult"], -1)
+            .contiguous()
+        )
         pre = torch.zeros(batch * length, text["hc_mult"])
         pre[:, 0] = 1
         shared: dict = {"index_losses": []}
@@ -133,7 +86,12 @@ class Network:
             h = hyper.Combine.apply(h, self.attention(x, layer, shared), post, comb)
             pre, post, comb = self.mix(h, layer, "ffn")
             x = self.norm(hyper.collapse(h, pre_a), f"layers.{layer}.ffn_norm")
-            h = hyper.Combine.apply(h, self.moe(x, f"layers.{layer}.ffn", text["num_experts_per_tok"], layer), post, comb)
+            h = hyper.Combine.apply(
+                h,
+                self.moe(x, f"layers.{layer}.ffn", text["num_experts_per_tok"], layer),
+                post,
+                comb,
+            )
         self.finish_index_loss(shared)
         if shared["index_losses"]:
             trace.index_loss = torch.stack(shared["index_losses"]).mean()
@@ -142,34 +100,49 @@ class Network:
 
     def mix(self, h, layer, sublayer):
         text = self.text
-        return hyper.mix(h, self.weights, f"layers.{layer}.hc_{sublayer}", text["hc_sinkhorn_iters"], text["hc_eps"], self.eps)
+        return hyper.mix(
+            h,
+            self.weights,
+            f"layers.{layer}.hc_{sublayer}",
+            text["hc_sinkhorn_iters"],
+            text["hc_eps"],
+            self.eps,
+        )
 
     def norm(self, x, name):
-        return F.rms_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.eps)
+        return functional.rms_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.eps)
 
     def linear(self, x, name):
-        return F.linear(x, self.weights[f"{name}.weight"])
+        return functional.linear(x, self.weights[f"{name}.weight"])
 
     def round(self, x, rounding):
         return straight_through(x, rounding, self.numerics.quantised)
 
     def rope(self, x, compressed, ratio=1, inverse=False):
         """x [B, T, (h,) width] at positions 0, ratio, 2*ratio, ..."""
-        cos, sin = (table[: x.shape[1] * ratio: ratio] for table in self.tables[compressed])
+        cos, sin = (table[: x.shape[1] * ratio : ratio] for table in self.tables[compressed])
         if x.dim() == 4:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         return attention.Rope.apply(x, cos, -sin if inverse else sin)
 
     def attention(self, x, layer, shared):
-        """x [N, H] normalised -> [N, H]. `shared` carries entries, index keys and selections from source layers to later ones."""
+        """x [N, H] normalised -> [N, H]. `shared`: entries, index keys and selections of the source layers so far."""
         text, name = self.text, f"layers.{layer}.attn"
         batch, length = self.shape
-        heads, width, ratio = text["num_attention_heads"], text["head_dim"], text["compress_ratios"][layer]
+        heads, width, ratio = (
+            text["num_attention_heads"],
+            text["head_dim"],
+            text["compress_ratios"][layer],
+        )
         x_in = self.round(x, quantise.fp8)
         bottleneck = self.norm(self.linear(x_in, f"{name}.wq_a"), f"{name}.q_norm")
         bottleneck_in = self.round(bottleneck, quantise.fp8)
-        q = self.rope(self.linear(bottleneck_in, f"{name}.wq_b").view(batch, length, heads, width), ratio > 0)
-        latents = self.norm(self.linear(x_in, f"{name}.wkv"), f"{name}.kv_norm").view(batch, length, width)
+        q = self.rope(
+            self.linear(bottleneck_in, f"{name}.wq_b").view(batch, length, heads, width), ratio > 0
+        )
+        latents = self.norm(self.linear(x_in, f"{name}.wkv"), f"{name}.kv_norm").view(
+            batch, length, width
+        )
         latents = self.round(self.rope(latents, ratio > 0), quantise.fp8)
         entries = selected = None
         if ratio:
@@ -181,9 +154,27 @@ class Network:
             selected = shared["selected"]
             if self.index_chunk is not None:
                 start = self.index_chunk * attention.CHUNK
-                shared["shares"].append(attention.attention_share(
-                    q, latents, entries, self.weights[f"{name}.attn_sink"], text["sliding_window"], ratio, start, start + attention.CHUNK))
-        o = attention.SinkAttention.apply(q, latents, entries, selected, self.weights[f"{name}.attn_sink"], text["sliding_window"], max(ratio, 1))
+                shared["shares"].append(
+                    attention.attention_share(
+                        q,
+                        latents,
+                        entries,
+                        self.weights[f"{name}.attn_sink"],
+                        text["sliding_window"],
+                        ratio,
+                        start,
+                        start + attention.CHUNK,
+                    )
+                )
+        o = attention.SinkAttention.apply(
+            q,
+            latents,
+            entries,
+            selected,
+            self.weights[f"{name}.attn_sink"],
+            text["sliding_window"],
+            max(ratio, 1),
+        )
         o = self.rope(o, ratio > 0, inverse=True)
         groups = text["o_groups"]
         o = self.round(o.reshape(batch * length, groups, -1), quantise.fp8)
@@ -199,7 +190,9 @@ class Network:
             share = self.linear(x, f"{name}.compressor.wgate").view(values.shape).softmax(2)
             values = values * share
         latent = self.norm(values.sum(2), f"{name}.compressor.norm")
-        keys = self.norm(self.linear(latent.detach(), f"{name}.indexer.wk"), f"{name}.indexer.k_norm")
+        keys = self.norm(
+            self.linear(latent.detach(), f"{name}.indexer.wk"), f"{name}.indexer.k_norm"
+        )
         shared["keys"] = self.round(self.rope(keys, True, ratio), quantise.fp4_mx)
         shared["entries"] = self.round(self.rope(latent, True, ratio), quantise.fp4_nv)
 
@@ -209,18 +202,29 @@ class Network:
         batch, length = self.shape
         heads, width = text["index_n_heads"], text["index_head_dim"]
         self.finish_index_loss(shared)
-        queries = self.rope(self.linear(bottleneck.detach(), f"{name}.wq_b").view(batch, length, heads, width), True)
+        queries = self.rope(
+            self.linear(bottleneck.detach(), f"{name}.wq_b").view(batch, length, heads, width), True
+        )
         queries = self.round(queries, quantise.fp4_mx)
-        head_weights = self.linear(x.detach(), f"{name}.weights_proj").view(batch, length, heads) * (width * heads) ** -0.5
+        head_weights = (
+            self.linear(x.detach(), f"{name}.weights_proj").view(batch, length, heads)
+            * (width * heads) ** -0.5
+        )
         shared["selected"] = None
         if self.numerics.selected:
             pool = shared["pool"] if layer > text["candidate_source_layer_id"] else None
-            shared["selected"], scores = attention.select(queries, head_weights, shared["keys"], ratio, text["index_topk"], pool)
+            shared["selected"], scores = attention.select(
+                queries, head_weights, shared["keys"], ratio, text["index_topk"], pool
+            )
             if layer == text["candidate_source_layer_id"]:
-                shared["pool"] = attention.candidate_pool(scores, text["candidate_block_size"], text["candidate_topk_blocks"])
+                shared["pool"] = attention.candidate_pool(
+                    scores, text["candidate_block_size"], text["candidate_topk_blocks"]
+                )
         if self.index_chunk is not None:
             start = self.index_chunk * attention.CHUNK
-            shared["scores"] = attention.index_scores(queries, head_weights, shared["keys"], start, start + attention.CHUNK, ratio)
+            shared["scores"] = attention.index_scores(
+                queries, head_weights, shared["keys"], start, start + attention.CHUNK, ratio
+            )
         shared["shares"] = []
 
     def finish_index_loss(self, shared):
@@ -235,26 +239,46 @@ class Network:
     def moe(self, x, name, top_k, layer):
         """x [N, H] -> [N, H]."""
         text = self.text
-        score = F.softplus(F.linear(x, self.weights[f"{name}.gate.weight"])).sqrt()
+        score = functional.softplus(
+            functional.linear(x, self.weights[f"{name}.gate.weight"])
+        ).sqrt()
         chosen = (score.detach() + self.weights[f"{name}.gate.bias"]).topk(top_k, dim=-1).indices
         weight = score.gather(1, chosen)
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-20) * text["routed_scaling_factor"]
         self.trace.counts[layer] = torch.bincount(chosen.flatten(), minlength=score.shape[1])
         x = self.round(x, quantise.fp8)
         limit = text["swiglu_limit"]
-        routed = RoutedExperts.apply(x, weight, chosen, *(self.weights[f"{name}.experts.{part}"] for part in EXPERT_NAMES), limit, self.numerics.quantised)
-        hidden = Swiglu.apply(self.linear(x, f"{name}.shared_experts.w1"), self.linear(x, f"{name}.shared_experts.w3"), limit)
+        routed = RoutedExperts.apply(
+            x,
+            weight,
+            chosen,
+            *(self.weights[f"{name}.experts.{part}"] for part in EXPERT_NAMES),
+            limit,
+            self.numerics.quantised,
+        )
+        hidden = Swiglu.apply(
+            self.linear(x, f"{name}.shared_experts.w1"),
+            self.linear(x, f"{name}.shared_experts.w3"),
+            limit,
+        )
         return routed + self.linear(self.round(hidden, quantise.fp8), f"{name}.shared_experts.w2")
 
     def engram(self, h, layer, rows):
         """h [N, K, H], rows [B, S, 24] table rows -> h with the gated memory added to every stream."""
         name = f"layers.{layer}.engram"
         tokens, streams, hidden = h.shape
-        memory = F.embedding(rows.view(tokens, -1), self.weights[f"{name}.embed.weight"]).view(tokens, -1)
+        memory = functional.embedding(
+            rows.view(tokens, -1), self.weights[f"{name}.embed.weight"]
+        ).view(tokens, -1)
         kv = self.linear(self.round(memory, quantise.fp8), f"{name}.wkv")
-        key, value = kv[:, : streams * hidden].view(tokens, streams, hidden), kv[:, streams * hidden:]
+        key, value = (
+            kv[:, : streams * hidden].view(tokens, streams, hidden),
+            kv[:, streams * hidden :],
+        )
         scale = self.weights[f"{name}.q_weight"] * self.weights[f"{name}.k_weight"]
-        norms = (h.square().mean(-1) + self.eps).rsqrt() * (key.square().mean(-1) + self.eps).rsqrt()
-        d = (h * key * scale).sum(-1) * norms * hidden ** -0.5
+        norms = (h.square().mean(-1) + self.eps).rsqrt() * (
+            key.square().mean(-1) + self.eps
+        ).rsqrt()
+        d = (h * key * scale).sum(-1) * norms * hidden**-0.5
         gate = torch.sigmoid(d.sign() * d.abs().clamp_min(1e-6).sqrt())
         return h + gate.unsqueeze(-1) * value.unsqueeze(1)

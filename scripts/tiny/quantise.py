@@ -3,9 +3,9 @@
 import torch
 
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
-FP8_FLOOR = 1e-4                      # smallest group maximum that sets an FP8 scale
-FP4_MX_FLOOR = 6 * 2.0 ** -126
-FP4_NV_FLOOR = 6 * 2.0 ** -9
+FP8_FLOOR = 1e-4  # smallest group maximum that sets an FP8 scale
+FP4_MX_FLOOR = 6 * 2.0**-126
+FP4_NV_FLOOR = 6 * 2.0**-9
 
 
 def power_of_two_above(x: torch.Tensor) -> torch.Tensor:
@@ -15,17 +15,19 @@ def power_of_two_above(x: torch.Tensor) -> torch.Tensor:
 
 
 def round_to_grid(x: torch.Tensor, smallest_exponent: int, mantissa_bits: int) -> torch.Tensor:
-    """Nearest-even rounding to a small float format: adding and taking away a number whose last bit is the wanted step."""
+    """Nearest-even rounding to a small float format: add and take away a number whose last bit is the wanted step."""
     octave = (x.view(torch.int32) & 0x7F800000).view(torch.float32)
-    octave = octave.clamp_min_(2.0 ** smallest_exponent).mul_(1.5 * 2.0 ** (23 - mantissa_bits))
+    octave = octave.clamp_min_(2.0**smallest_exponent).mul_(1.5 * 2.0 ** (23 - mantissa_bits))
     return (x + octave).sub_(octave)
 
 
 def round_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """Nearest E4M3 value, saturating."""
     return round_to_grid(x.clamp(-E4M3_MAX, E4M3_MAX), -6, 3)
 
 
 def round_e2m1(x: torch.Tensor) -> torch.Tensor:
+    """Nearest E2M1 value, saturating."""
     return round_to_grid(x.clamp(-E2M1_MAX, E2M1_MAX), 0, 1)
 
 
@@ -39,7 +41,9 @@ def fp8(x: torch.Tensor) -> torch.Tensor:
 def fp4_mx(x: torch.Tensor) -> torch.Tensor:
     """qdq_fp4_mx: groups of 32 along the last axis."""
     groups = x.reshape(-1, 32)
-    scale = power_of_two_above(groups.abs().amax(-1, keepdim=True).clamp_min(FP4_MX_FLOOR) / E2M1_MAX)
+    scale = power_of_two_above(
+        groups.abs().amax(-1, keepdim=True).clamp_min(FP4_MX_FLOOR) / E2M1_MAX
+    )
     return (round_e2m1(groups / scale) * scale).view(x.shape)
 
 
@@ -54,11 +58,11 @@ class StraightThrough(torch.autograd.Function):
     """Applies a rounding; the gradient passes unchanged."""
 
     @staticmethod
-    def forward(ctx, x, rounding):
+    def forward(_ctx, x, rounding):
         return rounding(x)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(_ctx, gradient):
         return gradient, None
 
 
@@ -75,8 +79,16 @@ def storage_format(name: str) -> str:
         return "fp4"
     if name.endswith(("attn_sink", "gate.bias", "gate.bias_vl")) or ".hc_" in name:
         return "f32"
-    fp8 = ("attn.wq_a.weight", "attn.wq_b.weight", "attn.wkv.weight", "attn.wo_a.weight", "attn.wo_b.weight", "indexer.wq_b.weight",
-           "engram.wkv.weight", "main_proj.weight")
+    fp8 = (
+        "attn.wq_a.weight",
+        "attn.wq_b.weight",
+        "attn.wkv.weight",
+        "attn.wo_a.weight",
+        "attn.wo_b.weight",
+        "indexer.wq_b.weight",
+        "engram.wkv.weight",
+        "main_proj.weight",
+    )
     if name.endswith(fp8) or ".shared_experts." in name:
         return "fp8_block"
     return "bf16"

@@ -213,7 +213,8 @@ def test_failures_under_way(one_ray: None) -> None:
                 await ask("after both")
 
         asyncio.run(survivable())
-        assert cluster.stats()["prefill-0.0"]["offered"] == 20 + 2 + 3 + 1
+        # "lost once" meets each decode rank's loss, since a retry avoids the rank of the last one
+        assert cluster.stats()["prefill-0.0"]["offered"] == 20 + 3 + 3 + 1
         asyncio.run(deadly())
         asyncio.run(asyncio.wait_for(until_raises(cluster), 20))
 

@@ -24,6 +24,7 @@ from headrace.tests.cluster.ray_support import (
 )
 
 RAY = str(Path(sys.executable).with_name("ray"))
+START_S = 120
 DRIVER = Path(__file__).with_name("two_raylets_driver.py")
 
 
@@ -42,7 +43,7 @@ def free_port() -> int:
 
 
 def ray_start(env: dict[str, str], log: Path, *options: str) -> subprocess.Popen[bytes]:
-    command = [RAY, "start", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=2", *options]
+    command = [RAY, "start", "--block", "--num-cpus=2", *options]
     command += ["--object-store-memory=80000000", "--disable-usage-stats"]
     with log.open("wb") as output:
         return subprocess.Popen(command, env=env, stdout=output, stderr=output)
@@ -63,15 +64,15 @@ def hand_started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandStart
     raylets = [ray_start(env, logs / "head", *head, '--resources={"prefill": 1}')]
     started: set[int] = set()
     try:
-        assert wait_until(lambda: "Ray runtime started" in (logs / "head").read_text(), 120), (
+        assert wait_until(lambda: "Ray runtime started" in (logs / "head").read_text(), START_S), (
             logs / "head"
         ).read_text()
         raylets.append(
             ray_start(env, logs / "worker", f"--address={address}", '--resources={"decode": 2}')
         )
-        assert wait_until(lambda: "Ray runtime started" in (logs / "worker").read_text(), 120), (
-            logs / "worker"
-        ).read_text()
+        assert wait_until(
+            lambda: "Ray runtime started" in (logs / "worker").read_text(), START_S
+        ), (logs / "worker").read_text()
         yield HandStarted(address=address, env=env)
     finally:
         for raylet in reversed(raylets):

@@ -1,0 +1,33 @@
+"""What a decode rank reports. Apart from the rank, so that whoever only listens needs no torch."""
+
+from dataclasses import dataclass
+
+from ..transfer.errors import HeadraceError
+from ..transfer.request import TopLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """New tokens of a request; the last event of a request has a ``finish_reason`` (``stop`` or ``length``).
+
+    ``admitted``, ``first_token`` and ``last_token`` (this event) are instants of its timeline.
+    """
+
+    request_id: str
+    ids: tuple[int, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
+    finish_reason: str | None
+    admitted: float
+    first_token: float
+    last_token: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeFailed:
+    """A request is given up and owns nothing here. A TransferError is mended by prefilling it again."""
+
+    request_id: str
+    error: HeadraceError
+
+
+DecodeEvent = Tokens | DecodeFailed

@@ -1,0 +1,27 @@
+"""What a prefill rank reports. Apart from the rank, so that whoever only listens needs no torch."""
+
+from dataclasses import dataclass
+
+from ..transfer.errors import HeadraceError
+from ..transfer.messages import Handoff
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A prompt is prefilled and may be read. ``prefill_started`` and ``offered`` are instants of its timeline."""
+
+    request_id: str
+    handoff: Handoff
+    prefill_started: float
+    offered: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillFailed:
+    """A prompt is given up; nothing of it is left here."""
+
+    request_id: str
+    error: HeadraceError
+
+
+PrefillEvent = Offered | PrefillFailed

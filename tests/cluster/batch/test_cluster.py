@@ -1,0 +1,87 @@
+"""A batch on real ranks: killed with its cluster, started again, one document on standard output, nothing left."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from headrace.cluster.config import CONFIGS
+
+ROWS = [
+    *(
+        {"id": f"plain-{i}", "prompt": "import os\n" * (i + 1), "max_tokens": 8 + 8 * i}
+        for i in range(6)
+    ),
+    {
+        "custom_id": "chat",
+        "url": "/v1/chat/completions",
+        "body": {
+            "messages": [{"role": "user", "content": "What does os.path.join do?"}],
+            "max_tokens": 8,
+            "logprobs": True,
+            "top_logprobs": 2,
+        },
+    },
+    {"id": "long", "prompt": "import os\n" * 100_000},
+]
+LIMIT_S = 240.0
+
+
+def start(folder: Path) -> "subprocess.Popen[str]":
+    arguments = [
+        "batch",
+        "local",
+        "--input",
+        str(folder / "in.jsonl"),
+        "--output",
+        str(folder / "out.jsonl"),
+    ]
+    arguments += ["--set", f"model.checkpoint={folder / 'checkpoint'}", "--ordered", "--json"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "headrace.cluster.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"},
+        start_new_session=True,
+    )
+
+
+def test_a_killed_batch_goes_on_and_ends_with_every_line(tmp_path: Path):
+    shutil.copytree(CONFIGS / "checkpoints/tiny-v41", tmp_path / "checkpoint")
+    lines = [json.dumps(row) for row in ROWS]
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, "not json"]) + "\n")
+    output = tmp_path / "out.jsonl"
+    first = start(tmp_path)
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until and first.poll() is None:
+        if (
+            output.exists() and output.read_bytes().count(b"\n") > 2
+        ):  # the two bad lines and an answer
+            break
+        time.sleep(0.02)
+    first.kill()
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == -9, errors
+    before = output.read_bytes()
+
+    second = start(tmp_path)
+    out, errors = second.communicate(timeout=LIMIT_S)
+    assert second.returncode == 0, errors
+    assert "Traceback" not in errors
+    report = json.loads(out)
+    assert (report["requests"], report["answered"], report["failed"]) == (9, 7, 2)
+    assert report["failures_by_code"] == {"context_length_exceeded": 1, "invalid_json": 1}
+    assert report["requests_of_earlier_runs"] >= 3
+    records = [json.loads(line) for line in output.read_bytes().splitlines()]
+    assert [record["line"] for record in records] == list(range(1, 10))
+    kept = {line for line in before.splitlines(keepends=True) if line.endswith(b"\n")}
+    assert kept <= set(output.read_bytes().splitlines(keepends=True))
+    logprobs = records[6]["response"]["body"]["choices"][0]["logprobs"]["content"]
+    assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in logprobs)
+    assert sorted(tmp_path.iterdir()) == sorted(
+        [tmp_path / "in.jsonl", output, journal_path(output)]
+    )
