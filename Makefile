@@ -15,7 +15,8 @@ $(STAMP): pyproject.toml
 	$(VENV)/bin/pip install --quiet -e '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)  ## serve the bundled tiny model on this machine: one prefill and one decode instance
+demo: $(STAMP)  ## answer the demo prompts with the bundled checkpoint on a local Ray cluster
+	rm -f out/demo.jsonl out/demo.jsonl.journal
 	$(VENV)/bin/headrace batch configs/local.yaml --input configs/demo/prompts.jsonl --output out/demo.jsonl
 
 test: $(STAMP)  ## run the tests
@@ -28,8 +29,8 @@ lint: $(STAMP)  ## check style and formatting
 types: $(STAMP)  ## check types
 	$(VENV)/bin/pyright
 
-bench: $(STAMP)  ## measure the local deployment with a synthetic load
-	$(VENV)/bin/headrace bench configs/local.yaml
+bench: $(STAMP)  ## measure how fast a handoff crosses, beside memcpy and the Ray object store
+	$(VENV)/bin/headrace bench transfer
 
 clean:  ## remove everything that is built, the virtual environment included
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .ruff_cache .hypothesis

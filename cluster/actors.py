@@ -11,7 +11,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from .config import ClusterConfig, PlacementSection
+from .config import ClusterConfig
 from .placement import rank_resources
 from .rank_host import RankBuilder, RankHost, RankId
 
@@ -19,6 +19,11 @@ _THREADS = 8
 
 
 class _Shell(RankHost):
+    def __init__(self, who: RankId, config: ClusterConfig, builder: RankBuilder | None) -> None:
+        # Before torch and UCX read them. A runtime_env would say the same, and cost a fresh worker process.
+        os.environ.update(rank_env(who, config))
+        super().__init__(who, config, builder)
+
     def hello(self) -> tuple[int, str, str]:
         """The process is up: its id, and its node's address and id."""
         return os.getpid(), ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
@@ -47,14 +52,14 @@ def create_actor(
         "scheduling_strategy": PlacementGroupSchedulingStrategy(
             group, placement_group_bundle_index=who.rank
         ),
-        "runtime_env": {"env_vars": rank_env(pool.placement, config)},
         "max_concurrency": _THREADS,
         "max_restarts": 0,
     }
     return ray.remote(actor_class).options(**options).remote(who, config, builder)
 
 
-def rank_env(placement: PlacementSection, config: ClusterConfig) -> dict[str, str]:
+def rank_env(who: RankId, config: ClusterConfig) -> dict[str, str]:
     """Environment of a rank's process: as many arithmetic threads as CPUs were asked for, then the user's variables."""
-    threads = str(max(1, int(placement.cpus)))
+    pool = config.prefill if who.kind == "prefill" else config.decode
+    threads = str(max(1, int(pool.placement.cpus)))
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **config.ray.env}

@@ -33,7 +33,9 @@ class Flight:
     async def next(self, timeout_s: float, phase: str) -> Event:
         """The next event. Raises the reason why none will come, or DeadlineError naming ``phase``."""
         try:
-            event = await asyncio.wait_for(self._events.get(), timeout_s)
+            # asyncio.timeout, since wait_for loses a cancellation that comes together with the event (Python 3.11)
+            async with asyncio.timeout(timeout_s):
+                event = await self._events.get()
         except TimeoutError as error:
             raise DeadlineError(
                 f"phase {phase}: request {self.request_id!r} waited longer than timeouts.{phase}_s = {timeout_s:g}"
@@ -118,13 +120,13 @@ class RankLink:
             for what, run in groupby(outbox, key=lambda command: command[0]):
                 arguments = [argument for _, argument in run]
                 method = self.actor.submit_many if what == "submit" else self.actor.cancel
-                await asyncio.wait_for(method.remote(arguments), self._answer_s)
+                async with asyncio.timeout(self._answer_s):
+                    await method.remote(arguments)
 
     async def _collect(self) -> None:
         while True:
-            events = await asyncio.wait_for(
-                self.actor.collect.remote(_POLL_S), _POLL_S + self._answer_s
-            )
+            async with asyncio.timeout(_POLL_S + self._answer_s):
+                events = await self.actor.collect.remote(_POLL_S)
             for event in events:
                 flight = self._flights.get(event.request_id)
                 if flight is not None:

@@ -77,6 +77,9 @@ def _start(config: ClusterConfig) -> None:
         object_store_memory=config.ray.local.object_store_mib * 2**20,
         include_dashboard=False,
         namespace=config.ray.namespace,
+        _system_config={
+            "worker_niceness": 0
+        },  # Ray's 15 would put the ranks behind everything else of this host
         **_QUIET,
     )
 

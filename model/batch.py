@@ -9,13 +9,12 @@ decoder layers run     |   tail_start ->|==|         only rows at or after tail_
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.reference.linear import padded_rows
+from ..kernels.reference.norm import rotation
 
 
 class Logits(Enum):
@@ -44,11 +43,38 @@ class Span:
     logits: Logits = Logits.NONE
 
 
-class Rows:
-    """Index tensors of the rows that run through the same layers. Padding rows have ``valid`` False.
+class Turns:
+    """Rotations of ``positions`` int64 [n], computed once for all layers that share their frequencies."""
 
-    Shapes: T rows (whole tiles when ``tiled``), S spans, W window.
+    def __init__(self, positions: Tensor) -> None:
+        self._positions = positions
+        self._known: list[tuple[Tensor, Tensor]] = []
+
+    def at(self, frequencies: Tensor) -> Tensor:
+        """Complex64 [n, rotary_dim / 2]."""
+        for known, turn in self._known:
+            if known is frequencies:
+                return turn
+        turn = rotation(self._positions, frequencies)
+        self._known.append((frequencies, turn))
+        return turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closing:
+    """Compressed entries that rows complete: int64 [n] each.
+
+    ``rows`` ends entry ``entries`` of block ``blocks``; ``turns`` are for the position of the entry's first token.
     """
+
+    rows: Tensor
+    blocks: Tensor
+    entries: Tensor
+    turns: Turns
+
+
+class Rows:
+    """Index tensors of the rows that run through the same layers. Shapes: T rows, S spans, W window."""
 
     def __init__(
         self,
@@ -60,98 +86,72 @@ class Rows:
         tables: np.ndarray,
         window: int,
         ring_rows: int,
-        tiled: bool,
     ) -> None:
         self.num_rows = int(counts.sum())
-        total = padded_rows(self.num_rows) if tiled else self.num_rows
-        self.starts, self.counts = starts, counts
-        self.ends = starts + counts
-        self.first_row = np.concatenate(([0], np.cumsum(counts)))
-        span_of = np.zeros(total, dtype=np.int64)
-        span_of[: self.num_rows] = np.repeat(np.arange(len(counts)), counts)
-        offset = (
-            np.arange(total) - self.first_row[:-1][span_of]
-            if len(counts)
-            else np.zeros(total, np.int64)
-        )
-        positions = np.zeros(total, dtype=np.int64)
-        positions[: self.num_rows] = (
-            (starts[span_of] + offset)[: self.num_rows] if len(counts) else 0
-        )
-        self.valid = torch.arange(total) < self.num_rows
+        self.starts, self.counts = torch.from_numpy(starts), torch.from_numpy(counts)
+        first_row = np.concatenate(([0], np.cumsum(counts)))
+        span_of = np.repeat(np.arange(len(counts)), counts)
+        offset = np.arange(self.num_rows) - first_row[span_of]
+        positions = starts[span_of] + offset
+        self.first_row = torch.from_numpy(first_row)
         self.positions = torch.from_numpy(positions)
+        self.turns = Turns(self.positions)
         self.span_of = torch.from_numpy(span_of)
         self.tables = torch.from_numpy(tables)
         self.slots = torch.from_numpy(slots)
-        self._window_plan(positions, span_of, offset, floors, slots, window, ring_rows)
-        self._ring_writes(positions, span_of, offset, slots, ring_rows)
+        self._window_plan(span_of, offset, floors, window, ring_rows)
+        from_end = counts[span_of] - offset
+        kept = np.nonzero(from_end <= ring_rows)[0]
+        self.ring_source = torch.from_numpy(kept) if len(kept) < self.num_rows else None
+        """Rows that the window rings keep: the last ``ring_rows`` of every span; None for all."""
+        self.ring_slot = torch.from_numpy(slots[span_of[kept]])
+        self.ring_row = torch.from_numpy(positions[kept] % ring_rows)
+        self._closing: dict[int, Closing] = {}
 
     def _window_plan(
         self,
-        positions: np.ndarray,
         span_of: np.ndarray,
         offset: np.ndarray,
         floors: np.ndarray,
-        slots: np.ndarray,
         window: int,
         ring_rows: int,
     ) -> None:
         """Window keys come from a buffer: W - 1 ring rows before each span's start, then the rows of this pass."""
         back = window - 1
-        spans = len(self.counts)
-        prior = self.starts[:, None] - back + np.arange(back)
+        starts, spans = self.starts.numpy(), len(floors)
+        prior = starts[:, None] + np.arange(-back, 0)
         self.prior_row = torch.from_numpy((np.maximum(prior, 0) % ring_rows).reshape(-1))
-        self.prior_slot = torch.from_numpy(np.repeat(slots, back))
-        steps = np.arange(window)
-        total = len(positions)
-        if not spans:
-            self.window_index = torch.zeros((total, window), dtype=torch.int64)
-            self.window_valid = torch.zeros((total, window), dtype=torch.bool)
-            return
-        relative = offset[:, None] - back + steps
-        own = spans * back + self.first_row[:-1][span_of][:, None] + relative
-        before = span_of[:, None] * back + back + relative
-        index = np.where(relative >= 0, own, before)
-        allowed = positions[:, None] - back + steps >= floors[span_of][:, None]
-        index[self.num_rows :] = 0
-        allowed[self.num_rows :] = False
+        self.prior_slot = torch.from_numpy(np.repeat(self.slots.numpy(), back))
+        steps = offset[:, None] + np.arange(-back, 1)
+        before = (span_of * back + back)[:, None]
+        own = (spans * back + self.first_row.numpy()[span_of])[:, None]
+        index = np.where(steps >= 0, own, before) + steps
+        index[steps < (floors - starts)[span_of][:, None]] = -1
         self.window_index = torch.from_numpy(index)
-        self.window_valid = torch.from_numpy(allowed)
+        """Per row its window's places in that buffer, oldest first, -1 where the window is shorter: int64 [T, W]."""
 
-    def _ring_writes(
-        self,
-        positions: np.ndarray,
-        span_of: np.ndarray,
-        offset: np.ndarray,
-        slots: np.ndarray,
-        ring_rows: int,
-    ) -> None:
-        """The last ``ring_rows`` rows of every span go into its ring."""
-        real = slice(0, self.num_rows)
-        from_end = self.counts[span_of[real]] - offset[real]
-        kept = np.nonzero(from_end <= ring_rows)[0]
-        self.from_end = torch.from_numpy(from_end)
-        self.ring_source = torch.from_numpy(kept)
-        self.ring_slot = torch.from_numpy(slots[span_of[kept]])
-        self.ring_row = torch.from_numpy(positions[kept] % ring_rows)
+    def visible(self, ratio: int) -> Tensor:
+        """Whole compressed entries that every row sees: int64 [T]."""
+        return (self.positions + 1) // ratio if ratio > 1 else self.positions + 1
 
-    @property
-    def total(self) -> int:
-        """Rows with padding."""
-        return self.positions.shape[0]
-
-    @cached_property
-    def longest_span(self) -> int:
-        """Rows of the longest span."""
-        return int(self.counts.max(initial=0))
-
-    def locate_entries(
-        self, span_of: Tensor, entries: Tensor, ratio: int, block_tokens: int
-    ) -> tuple[Tensor, Tensor]:
-        """(block id, entry in block) of compressed ``entries`` of spans ``span_of``, both int64 and broadcast."""
-        per_block = block_tokens // ratio
-        column = (entries // per_block).clamp_(max=self.tables.shape[1] - 1)
-        return self.tables[span_of, column], entries % per_block
+    def closing(self, ratio: int, block_tokens: int) -> "Closing":
+        """The compressed entries that these rows complete."""
+        if ratio not in self._closing:
+            positions, per_block = self.positions.numpy(), block_tokens // ratio
+            rows = (
+                np.nonzero(positions % ratio == ratio - 1)[0]
+                if ratio > 1
+                else np.arange(self.num_rows)
+            )
+            entries = positions[rows] // ratio
+            blocks = self.tables.numpy()[self.span_of.numpy()[rows], entries // per_block]
+            self._closing[ratio] = Closing(
+                rows=torch.from_numpy(rows),
+                blocks=torch.from_numpy(blocks),
+                entries=torch.from_numpy(entries % per_block),
+                turns=Turns(torch.from_numpy(entries * ratio)),
+            )
+        return self._closing[ratio]
 
 
 class Batch:
@@ -165,7 +165,6 @@ class Batch:
         ring_rows: int,
         pad_token_id: int,
         max_history: int,
-        tiled: bool,
     ) -> None:
         counts = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
         starts = np.array([span.start for span in spans], dtype=np.int64)
@@ -186,7 +185,6 @@ class Batch:
                 tables=tables,
                 window=window,
                 ring_rows=ring_rows,
-                tiled=tiled,
             )
 
         self.rows = make_rows(starts, counts, np.zeros_like(starts))
@@ -195,11 +193,8 @@ class Batch:
             self.tail, self.tail_of = self.rows, None
         else:
             self.tail = make_rows(starts + skipped, counts - skipped, tails)
-            offsets = np.arange(self.rows.num_rows) - np.repeat(self.rows.first_row[:-1], counts)
-            kept = np.nonzero(offsets >= np.repeat(skipped, counts))[0]
-            padded = np.zeros(self.tail.total, dtype=np.int64)
-            padded[: len(kept)] = kept
-            self.tail_of = torch.from_numpy(padded)
+            kept = self.rows.positions.numpy() >= np.repeat(tails, counts)
+            self.tail_of = torch.from_numpy(np.nonzero(kept)[0])
         """Rows of the decoder layers as indices into all rows; None when they are the same."""
         self.logit_rows = self._logit_rows(spans)
         self.token_ids, self.grams = self._token_ids(spans, pad_token_id, max_history)
@@ -219,7 +214,7 @@ class Batch:
         self, spans: Sequence[Span], pad: int, max_history: int
     ) -> tuple[Tensor, Tensor]:
         """Token ids [T] and, per row, the token and its predecessors, nearest first: [T, max_history + 1]."""
-        total = self.rows.total
+        total = self.rows.num_rows
         grams = np.full((total, max_history + 1), pad, dtype=np.int64)
         row = 0
         for span in spans:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.reference.storage import KvFormat
+from ..kernels.storage import KvFormat
 from ..transfer.errors import IntegrityError
 from ..transfer.layout import BlockSection, CacheLayout
 from .config import ModelConfig

@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.reference.hyper import collapse, combine
-from ..kernels.reference.linear import matmul_rows
-from ..kernels.reference.norm import rms_norm, rope_frequencies, yarn_frequencies
-from ..kernels.reference.storage import KV_FORMATS
+from ..kernels.hyper import collapse_norm, combine
+from ..kernels.reference.norm import rope_frequencies, yarn_frequencies
+from ..kernels.storage import KV_FORMATS
 from ..transfer.errors import ConfigError
 from .batch import Batch, Rows, Span
 from .cache import Cache, cache_layout, default_keep
@@ -23,7 +22,6 @@ from .engram_tables import engram_tables
 from .layers.attention import Attention, Selection
 from .layers.engram import Engram
 from .layers.hyper import Mix
-from .layers.linear import pad_to_tile
 from .layers.moe import SparseMoe
 from .layers.weights import LayerSettings, Weights
 from .parallel import ExpertExchange, LocalExchange
@@ -52,12 +50,18 @@ class NetworkOptions:
 
     def __post_init__(self) -> None:
         if self.numerics not in KV_FORMATS:
-            raise ConfigError(f"numerics = {self.numerics!r}: allowed are {', '.join(sorted(KV_FORMATS))}")
+            raise ConfigError(
+                f"numerics = {self.numerics!r}: allowed are {', '.join(sorted(KV_FORMATS))}"
+            )
         if self.block_tokens < 2 or self.block_tokens % 2:
-            raise ConfigError(f"block_tokens = {self.block_tokens}: must be an even number of at least 2")
+            raise ConfigError(
+                f"block_tokens = {self.block_tokens}: must be an even number of at least 2"
+            )
         for name, value in (("num_blocks", self.num_blocks), ("num_slots", self.num_slots)):
             if value < 2:
-                raise ConfigError(f"{name} = {value}: must be at least 2, the first is reserved for padding")
+                raise ConfigError(
+                    f"{name} = {value}: must be at least 2, the first is reserved for padding"
+                )
 
 
 class Layer:
@@ -92,29 +96,34 @@ class Network:
     ) -> None:
         config = checkpoint.config
         fmt = KV_FORMATS[options.numerics]
-        settings = LayerSettings(config=config, fmt=fmt, tiled=options.deterministic)
+        settings = LayerSettings(config=config, fmt=fmt, deterministic=options.deterministic)
         self.config: ModelConfig = config
         self.options = options
         keep = default_keep(config) if options.keep is None else options.keep
         if keep < config.sliding_window:
-            raise ConfigError(f"keep = {keep}: must be at least the window, {config.sliding_window}")
+            raise ConfigError(
+                f"keep = {keep}: must be at least the window, {config.sliding_window}"
+            )
         layout = cache_layout(config, fmt, options.block_tokens, keep, checkpoint.fingerprint())
         self.cache = Cache(config, fmt, layout, options.num_blocks, options.num_slots)
         self.keep = keep
-        self._tiled = options.deterministic
         weights = Weights(checkpoint, "", settings)
         self._embedding = weights.tensor("embed.weight")
-        self._head_t = weights.tensor("head.weight").t().contiguous()
+        self._head = weights.linear("head", quantized=False)
         self._norm = weights.tensor("norm.weight")
         self._settings = settings
         token_map = Tokenizer(checkpoint.directory, config).engram_map
-        self._token_map = torch.arange(config.vocab_size) if token_map is None else torch.tensor(token_map)
+        self._token_map = (
+            torch.arange(config.vocab_size) if token_map is None else torch.tensor(token_map)
+        )
         tables = engram_tables(config)
         plain, yarn = _frequencies(config)
         self._layers: list[Layer] = []
         for layer in range(config.num_hidden_layers):
             own = weights.below(f"layers.{layer}")
-            engram = Engram(own.below("engram"), tables[layer], settings) if layer in tables else None
+            engram = (
+                Engram(own.below("engram"), tables[layer], settings) if layer in tables else None
+            )
             frequencies = yarn if config.ratio(layer) else plain
             self._layers.append(Layer(own, layer, frequencies, settings, exchange, engram))
 
@@ -131,10 +140,9 @@ class Network:
             ring_rows=self.cache.layout.ring_rows,
             pad_token_id=config.engram_pad_token_id,
             max_history=config.engram_max_ngram_size - 1,
-            tiled=self._tiled,
         )
         grams, image = self._grams(batch.grams)
-        streams = self._embedding[batch.token_ids].unsqueeze(1).expand(-1, config.hc_mult, -1)
+        streams = self._embedding[batch.token_ids].unsqueeze(1).repeat(1, config.hc_mult, 1)
         pre = torch.zeros(streams.shape[:2])
         pre[:, 0] = 1.0
         rows = batch.rows
@@ -150,25 +158,32 @@ class Network:
                     observe(number, "engram_rows", layer.engram.table_rows(grams))
                     observe(number, "engram_gate", gates)
                     observe(number, "after_engram", streams)
-            x = rms_norm(collapse(streams, pre), layer.attention_norm, config.rms_norm_eps)
+            x = collapse_norm(streams, pre, layer.attention_norm, config.rms_norm_eps)
             if layer.attention.compressor is not None:
                 latent = layer.attention.compressor.write(x, rows, self.cache)
                 if observe:
                     observe(number, "latent", latent)
             if at_split:
                 if batch.tail_of is not None:
-                    x, streams, image = x[batch.tail_of], streams[batch.tail_of], image[batch.tail_of]
+                    x, streams, image = (
+                        x[batch.tail_of],
+                        streams[batch.tail_of],
+                        image[batch.tail_of],
+                    )
                 rows = batch.tail
                 selection = Selection(rows, self.cache, self._settings)
                 if rows.num_rows == 0:
                     layer.moe.join_exchange()
                     continue
-            streams, pre = self._sublayers(number, layer, x, streams, rows, image, selection, observe)
+            streams, pre = self._sublayers(
+                number, layer, x, streams, rows, image, selection, observe
+            )
         if batch.logit_rows.shape[0] == 0:
             return torch.zeros(0, config.vocab_size)
         wanted = batch.logit_rows
-        final = collapse(streams[wanted], pre[wanted])
-        return self._logits(final)
+        return self._head(
+            collapse_norm(streams[wanted], pre[wanted], self._norm, config.rms_norm_eps)
+        )
 
     def _sublayers(
         self,
@@ -192,8 +207,8 @@ class Network:
             if number in selection.chosen:
                 observe(number, "selected", selection.chosen[number])
         next_pre, post, comb = layer.mix_moe(after)
-        x = rms_norm(collapse(after, pre), layer.moe_norm, self.config.rms_norm_eps)
-        y, experts, weights = layer.moe(x, rows.valid, image)
+        x = collapse_norm(after, pre, layer.moe_norm, self.config.rms_norm_eps)
+        y, experts, weights = layer.moe(x, image)
         result = combine(after, y, post, comb)
         if observe:
             observe(number, "ffn_in", x)
@@ -208,15 +223,7 @@ class Network:
         is_image = token_grams == self.config.image_token_id
         blocked = is_image.cumsum(dim=1) > 0
         pad = self._token_map[self.config.engram_pad_token_id]
-        return torch.where(blocked, pad, self._token_map[token_grams]), is_image[:, 0]
-
-    def _logits(self, final: Tensor) -> Tensor:
-        """Output head of collapsed streams ``final`` [n, H]: float32 [n, V]."""
-        count = final.shape[0]
-        if self._tiled:
-            final = pad_to_tile(final)
-        normed = rms_norm(final, self._norm, self.config.rms_norm_eps)
-        return matmul_rows(normed, self._head_t, self._tiled)[:count]
+        return torch.where(blocked, pad, self._token_map[token_grams]), is_image[:, 0].contiguous()
 
 
 def _frequencies(config: ModelConfig) -> tuple[Tensor, Tensor]:

@@ -15,12 +15,13 @@ thousand, so nothing is prepared in advance.
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .backend import Arenas
 from .codec import decode, encode
@@ -35,6 +36,8 @@ from .plan import Arena, Copy
 from .ranges import copy_table, descriptors, require_copies_fit, table_fits
 
 _FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 60.0
+_NUM_WARM_UPS = 2
+_SCRATCH_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +70,16 @@ class NixlBackend:
             raise RankError("cache arenas must be contiguous to be registered with NIXL")
         for tensor in tensors.values():
             use_huge_pages(tensor)
+        self._scratch = np.zeros(_SCRATCH_BYTES, dtype=np.uint8)  # where warm-up reads go
         self._peers: dict[str, NixlPeer] = {}
         self._retired: dict[str, NixlPeer] = {}
         self._lost: dict[str, _Lost] = {}
         with translated(f"set-up of rank {name}", otherwise=RankError):
             self.agent: Any = _new_agent(f"{name}#{self.incarnation}", self._options)
+            scratch = (self._scratch.ctypes.data, _SCRATCH_BYTES, 0)
+            regions = [(self._base[arena], self._num_bytes[arena], 0) for arena in self._base]
             self._registered: Any = self.agent.register_memory(
-                np.array(
-                    [(self._base[arena], self._num_bytes[arena], 0) for arena in self._base],
-                    dtype=np.uint64,
-                ),
-                "DRAM",
+                np.array([*regions, scratch], dtype=np.uint64), "DRAM"
             )
 
     @property
@@ -137,6 +139,7 @@ class NixlBackend:
             num_bytes={"blocks": message.blocks_bytes, "slots": message.slots_bytes},
             pairing=pairing,
         )
+        self._warm_up(self._peers[message.name])
         return message.name
 
     def start_read(self, peer: str, copies: Sequence[Copy]) -> NixlRead:
@@ -145,28 +148,13 @@ class NixlBackend:
         Where UCX copies through the kernel (CMA) the bytes are in place when this returns.
         """
         source = self._require(peer)
-        deadline = time.monotonic() + self._options.read_timeout_s
         if not copies:
-            return NixlRead(self, source, None, deadline)
+            return NixlRead(self, source, None, time.monotonic())
         table = copy_table(copies)
         if not table_fits(table, source.num_bytes, self._num_bytes):
             require_copies_fit(peer, copies, source.num_bytes, self._num_bytes)
         local, remote = descriptors(table, source.base, self._base)
-        with self._losing(source), translated(f"read from {peer}"):
-            handle = self.agent.initialize_xfer(
-                "READ",
-                self.agent.get_xfer_descs(local, "DRAM"),
-                self.agent.get_xfer_descs(remote, "DRAM"),
-                source.agent_name,
-            )
-            try:
-                self.agent.transfer(handle)
-            except Exception:
-                handle.release()
-                raise
-        read = NixlRead(self, source, handle, deadline)
-        source.reads.add(read)
-        return read
+        return self._post(source, local, remote)
 
     def send(self, peer: str, message: bytes) -> None:
         """Send as a NIXL notification."""
@@ -183,6 +171,9 @@ class NixlBackend:
         for peer in list(self._retired.values()):
             for read in list(peer.reads):
                 read.advance()
+        for peer in list(self._peers.values()):
+            with suppress(PeerLostError):  # whoever uses the peer next is told
+                self._warm_up(peer)
         self._connect_lost()
         names = {peer.agent_name: peer.name for peer in self._peers.values()}
         return [
@@ -227,6 +218,34 @@ class NixlBackend:
         if lost:
             self._lose(peer)
         self._drop_if_idle(peer)
+
+    def _post(
+        self, peer: NixlPeer, local: NDArray[np.uint64], remote: NDArray[np.uint64]
+    ) -> NixlRead:
+        deadline = time.monotonic() + self._options.read_timeout_s
+        with self._losing(peer), translated(f"read from {peer.name}"):
+            handle = self.agent.initialize_xfer(
+                "READ",
+                self.agent.get_xfer_descs(local, "DRAM"),
+                self.agent.get_xfer_descs(remote, "DRAM"),
+                peer.agent_name,
+            )
+            try:
+                self.agent.transfer(handle)
+            except Exception:
+                handle.release()
+                raise
+        read = NixlRead(self, peer, handle, deadline)
+        peer.reads.add(read)
+        return read
+
+    def _warm_up(self, peer: NixlPeer) -> None:
+        """Read a byte, twice in all: UCX needs the holder's loop for its first two reads, and not for later ones."""
+        if peer.num_warm_ups < _NUM_WARM_UPS and (peer.warm_up is None or peer.warm_up.quiet()):
+            peer.num_warm_ups += 1
+            local = np.array([[self._scratch.ctypes.data, 1, 0]], dtype=np.uint64)
+            remote = np.array([[peer.base["blocks"], 1, 0]], dtype=np.uint64)
+            peer.warm_up = self._post(peer, local, remote)
 
     def _lose(self, peer: NixlPeer) -> None:
         if self._peers.get(peer.name) is peer:

@@ -30,6 +30,8 @@ class NixlPeer:
     base: Mapping[Arena, int]
     num_bytes: Mapping[Arena, int]
     pairing: bytes
+    num_warm_ups: int = 0
+    warm_up: "NixlRead | None" = None
     reads: "set[NixlRead]" = field(default_factory=set)
 
 

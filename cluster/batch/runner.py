@@ -76,6 +76,7 @@ class Runner:
         self.run_totals = Totals()
         self.in_flight = 0
         self.run_s = 0.0
+        self._input_ended = False
 
     async def run(self, lines: Iterator[Prepared | BadLine]) -> None:
         """Answers every line. Raises BatchStoppedError when the cluster has died; the output then is a good prefix."""
@@ -104,6 +105,7 @@ class Runner:
             await slots.acquire()
             line = await loop.run_in_executor(thread, next, lines, None)
             if line is None:
+                self._input_ended = True
                 return
             if isinstance(line, BadLine):
                 self._write(*error_record(self._job_id, line))
@@ -136,8 +138,9 @@ class Runner:
             except Exception as error:  # one request's failure must not end the others
                 if attempt == 1:
                     failed_since, answered_then = time.monotonic(), self.run_totals.answered
-                others_succeed = self.run_totals.answered > answered_then or self.in_flight == 1
-                if attempt >= self._config.attempts and others_succeed:
+                is_last = self._input_ended and self.in_flight == 1
+                others_succeed = self.run_totals.answered > answered_then
+                if attempt >= self._config.attempts and (others_succeed or is_last):
                     return _failed(
                         prepared,
                         "cluster_error",

@@ -6,6 +6,8 @@ Shapes: T rows, K streams, H hidden.
 import torch
 from torch import Tensor
 
+from .norm import rms_norm
+
 
 def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """Softmax over columns, then ``iterations`` alternating normalisations. ``logits`` and result: [K, K, T].
@@ -32,11 +34,19 @@ def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
 
 
 def mix_weights(
-    mixes: Tensor, scale: Tensor, base: Tensor, streams: int, iterations: int, eps: float
+    streams: Tensor,
+    mixes: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split ``mixes`` [T, K * (K + 2)] into pre [T, K], post [T, K] and comb [T, K, K] (row, column)."""
-    k = streams
-    columns = mixes.t().contiguous()
+    """Scale ``mixes`` [T, K * (K + 2)] by the norm of ``streams`` [T, K, H] and split them:
+    pre [T, K], post [T, K] and comb [T, K, K] (row, column)."""
+    k = streams.shape[1]
+    root = torch.rsqrt(streams.flatten(1).square().mean(dim=-1, keepdim=True) + norm_eps)
+    columns = (mixes * root).t().contiguous()
     pre = torch.sigmoid(columns[:k] * scale[0] + base[:k, None]) + eps
     post = 2 * torch.sigmoid(columns[k : 2 * k] * scale[1] + base[k : 2 * k, None])
     logits = columns[2 * k :] * scale[2] + base[2 * k :, None]
@@ -50,6 +60,11 @@ def collapse(streams: Tensor, weights: Tensor) -> Tensor:
     for k in range(1, streams.shape[1]):
         result = result + streams[:, k] * weights[:, k, None]
     return result
+
+
+def collapse_norm(streams: Tensor, weights: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of the sum over k of ``weights`` [T, K] times ``streams`` [T, K, H]: [T, H]."""
+    return rms_norm(collapse(streams, weights), norm_weight, eps)
 
 
 def combine(streams: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Tensor:

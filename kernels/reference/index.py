@@ -1,58 +1,20 @@
 """Index scores, top-k selection and the candidate pool (spec/model.md 2.7, 2.8).
 
-Shapes: S spans, T rows, h index heads, d index width, E entries.
+Shapes: T rows, S spans, h index heads, d index width, E entries, C blocks of a span's table.
 """
+
+import itertools
 
 import torch
 from torch import Tensor
 
-ENTRY_TILE = 128
-_TILE_ROWS = 16
-
-
-def rows_per_tile(num_heads: int) -> int:
-    """Query rows that share one product of fixed shape."""
-    return max(1, _TILE_ROWS // num_heads)
-
-
-def padded_entries(num_entries: int, top_k: int) -> int:
-    """Entries rounded up to whole tiles, at least ``top_k``."""
-    return -(-max(num_entries, top_k, 1) // ENTRY_TILE) * ENTRY_TILE
+from .storage import RowFormat
 
 
 def index_scores(queries: Tensor, head_weights: Tensor, keys: Tensor) -> Tensor:
-    """sum over heads of ``head_weights`` * relu(query . key).
-
-    ``queries`` [S, n, h, d], ``head_weights`` [S, n, h], ``keys`` [S, E, d] with E whole tiles: [S, n, E].
-    Every product has the shape (tile of rows * h, d) x (d, tile of entries), so a score does not depend on how many
-    rows or entries are in the call.
-    """
-    spans, rows, heads, width = queries.shape
-    per_tile = rows_per_tile(heads)
-    tiles = -(-rows // per_tile)
-    padded = torch.nn.functional.pad(queries, (0, 0, 0, 0, 0, tiles * per_tile - rows))
-    left = padded.reshape(spans, tiles, per_tile * heads, width)
-    right = keys.view(spans, -1, ENTRY_TILE, width).transpose(2, 3)
-    entry_tiles = right.shape[1]
-    if tiles == 1:
-        products = torch.bmm(
-            left.expand(-1, entry_tiles, -1, -1).reshape(-1, per_tile * heads, width),
-            right.reshape(-1, width, ENTRY_TILE),
-        ).view(spans, entry_tiles, 1, per_tile * heads, ENTRY_TILE)
-    else:
-        products = torch.stack(
-            [
-                torch.bmm(left[s], right[s, e].contiguous().expand(tiles, -1, -1))
-                for s in range(spans)
-                for e in range(entry_tiles)
-            ]
-        ).view(spans, entry_tiles, tiles, per_tile * heads, ENTRY_TILE)
-    per_head = products.view(spans, entry_tiles, tiles * per_tile, heads, ENTRY_TILE)[:, :, :rows].relu_()
-    weights = head_weights.unsqueeze(1).unsqueeze(-1)
-    total = per_head[:, :, :, 0] * weights[:, :, :, 0]
-    for head in range(1, heads):
-        total = total + per_head[:, :, :, head] * weights[:, :, :, head]
-    return total.transpose(1, 2).reshape(spans, rows, entry_tiles * ENTRY_TILE)
+    """sum over heads of ``head_weights`` [n, h] * relu(``queries`` [n, h, d] . ``keys`` [E, d]): [n, E]."""
+    per_head = torch.einsum("nhd,ed->nhe", queries, keys).relu()
+    return (per_head * head_weights.unsqueeze(-1)).sum(dim=1)
 
 
 def top_indices(scores: Tensor, count: int) -> Tensor:
@@ -64,21 +26,83 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
     return scores.shape[-1] - 1 - (best & 0xFFFFFFFF)
 
 
-def select_entries(scores: Tensor, count: int) -> Tensor:
-    """The ``count`` best entries of ``scores`` [..., E], -1 where fewer than ``count`` are above -inf."""
-    chosen = top_indices(scores, count)
-    return chosen.masked_fill_(scores.gather(-1, chosen) == -torch.inf, -1)
+def _best(scores: Tensor, count: int) -> Tensor:
+    """The ``count`` best of ``scores`` [E], -1 where fewer are above -inf."""
+    chosen = top_indices(scores, min(count, len(scores)))
+    chosen = chosen[scores[chosen] > -torch.inf]
+    return torch.nn.functional.pad(chosen, (0, count - len(chosen)), value=-1)
 
 
-def candidate_pool(scores: Tensor, num_visible: Tensor, num_blocks: int, block: int) -> Tensor:
-    """Entries in the ``num_blocks`` best blocks of ``block`` entries; the newest visible block is always in.
+def _keys(stored: Tensor, table: Tensor, entries: Tensor, fmt: RowFormat) -> Tensor:
+    per_block = stored.shape[1]
+    return fmt.load(stored[table[entries // per_block], entries % per_block])
 
-    ``scores`` [..., E] with -inf where an entry is not visible, ``num_visible`` [...]: bool [..., E].
+
+def candidate_pool(scores: Tensor, num_blocks: int, block: int) -> Tensor:
+    """Numbers of the ``num_blocks`` best blocks of ``block`` entries of ``scores`` [E], the newest among them;
+    ascending.
     """
-    best = scores.unflatten(-1, (-1, block)).amax(dim=-1)
-    newest = ((num_visible - 1) // block).clamp_(min=0).unsqueeze(-1)
-    best = best.scatter(-1, newest, torch.where(num_visible > 0, torch.inf, -torch.inf).unsqueeze(-1))
-    kept = torch.zeros_like(best, dtype=torch.bool)
-    kept.scatter_(-1, top_indices(best, min(num_blocks, best.shape[-1])), True)
-    kept &= best > -torch.inf
-    return kept.unsqueeze(-1).expand(*kept.shape, block).flatten(-2)
+    short = -len(scores) % block
+    best = torch.nn.functional.pad(scores, (0, short), value=-torch.inf).view(-1, block).amax(dim=1)
+    best[-1:] = torch.inf
+    kept = _best(best, num_blocks)
+    return torch.nn.functional.pad(
+        kept[kept >= 0].sort().values, (0, int((kept < 0).sum())), value=-1
+    )
+
+
+def select_entries(
+    queries: Tensor,
+    head_weights: Tensor,
+    stored: Tensor,
+    tables: Tensor,
+    first_row: Tensor,
+    visible: Tensor,
+    fmt: RowFormat,
+    top_k: int,
+    pool_blocks: int,
+    block: int,
+) -> tuple[Tensor, Tensor]:
+    """The ``top_k`` best of the ``visible`` int64 [T] entries of every row: int64 [T, top_k], best first, -1
+    where fewer.
+
+    An entry's score is the sum over heads of ``head_weights`` [T, h] * relu(``queries`` [T, h, d] . key). Keys
+    are ``stored`` bytes [blocks, entries a block, row bytes] of ``fmt``, those of span s in the blocks
+    ``tables`` int64 [S, C]; its rows are ``first_row`` int64 [S + 1]. Second come the numbers of a row's
+    ``pool_blocks`` best blocks of ``block`` entries, the newest visible one always among them: int64 [T,
+    pool_blocks], ascending, -1 where fewer.
+    """
+    selected = torch.full((queries.shape[0], top_k), -1, dtype=torch.int64)
+    pools = torch.full((queries.shape[0], pool_blocks), -1, dtype=torch.int64)
+    for span, (begin, end) in enumerate(itertools.pairwise(first_row.tolist())):
+        for row in range(begin, end):
+            entries = torch.arange(int(visible[row]))
+            keys = _keys(stored, tables[span], entries, fmt)
+            scores = index_scores(queries[row, None], head_weights[row, None], keys)[0]
+            if pool_blocks and len(entries):
+                pools[row] = candidate_pool(scores, pool_blocks, block)
+            selected[row] = _best(scores, top_k)
+    return selected, pools
+
+
+def select_from_pool(
+    queries: Tensor,
+    head_weights: Tensor,
+    stored: Tensor,
+    tables: Tensor,
+    span_of: Tensor,
+    visible: Tensor,
+    fmt: RowFormat,
+    top_k: int,
+    kept: Tensor,
+    block: int,
+) -> Tensor:
+    """As ``select_entries``, among the entries of a row's ``kept`` blocks; ``span_of`` int64 [T]."""
+    selected = torch.full((queries.shape[0], top_k), -1, dtype=torch.int64)
+    for row in range(queries.shape[0]):
+        entries = torch.arange(int(visible[row]))
+        entries = entries[torch.isin(entries // block, kept[row])]
+        keys = _keys(stored, tables[span_of[row]], entries, fmt)
+        best = _best(index_scores(queries[row, None], head_weights[row, None], keys)[0], top_k)
+        selected[row] = torch.where(best >= 0, torch.cat((entries, torch.tensor([-1])))[best], -1)
+    return selected

@@ -2,30 +2,32 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from ...kernels.reference.linear import matmul_rows, padded_rows
+from ...kernels import linear
+from ...kernels.reference import linear as blas
+
+_BLAS_ROWS = 24
+"""From here on BLAS outruns the kernel; its bits depend on the number of rows."""
 
 
 class Linear:
     """``y = x W^T``. A weight stored in FP8 or FP4 rounds its input by ``activation`` first; None leaves it alone."""
 
-    def __init__(self, weight: Tensor, activation: Callable[[Tensor], Tensor] | None, tiled: bool) -> None:
-        self._weight_t = weight.t().contiguous()
+    def __init__(
+        self, weight: Tensor, activation: Callable[[Tensor], Tensor] | None, deterministic: bool
+    ) -> None:
+        self._panels = linear.pack_weight(weight)
+        self._outer = weight.shape[0]
         self._activation = activation
-        self._tiled = tiled
+        self._deterministic = deterministic
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x`` [T, in] to [T, out]; T is whole tiles when tiled."""
-        if self._activation is not None:
-            x = self._activation(x)
-        return matmul_rows(x, self._weight_t, self._tiled)
+        """``x`` [T, in] to [T, out]."""
+        return self.product(x if self._activation is None else self._activation(x))
 
-
-def pad_to_tile(x: Tensor) -> Tensor:
-    """``x`` [T, n] with zero rows up to whole tiles."""
-    missing = padded_rows(x.shape[0]) - x.shape[0]
-    return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
-
-
+    def product(self, x: Tensor) -> Tensor:
+        """The product alone, for ``x`` that is rounded already."""
+        if self._deterministic or x.shape[0] < _BLAS_ROWS:
+            return linear.matmul_rows(x, self._panels, self._outer)
+        return blas.matmul_rows(x, self._panels, self._outer)

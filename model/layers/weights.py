@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.reference.storage import KvFormat
+from ...kernels.storage import KvFormat
 from ..checkpoint import Checkpoint
 from ..config import ModelConfig
 from .linear import Linear
@@ -14,11 +14,13 @@ from .linear import Linear
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSettings:
-    """What every layer of a network knows. ``tiled`` makes products independent of a row's neighbours."""
+    """What every layer of a network knows. ``deterministic`` keeps BLAS out, whose bits depend on the number of
+    rows.
+    """
 
     config: ModelConfig
     fmt: KvFormat
-    tiled: bool
+    deterministic: bool
 
 
 class Weights:
@@ -39,10 +41,18 @@ class Weights:
 
     def stored(self, name: str) -> tuple[Tensor, Tensor]:
         """(values, scales) of a quantised tensor as stored."""
-        return self._checkpoint.raw(self._prefix + name), self._checkpoint.scale(self._prefix + name)
+        return self._checkpoint.raw(self._prefix + name), self._checkpoint.scale(
+            self._prefix + name
+        )
 
-    def linear(self, *names: str, quantized: bool) -> Linear:
-        """One product for tensors that share their input, outputs in the order of ``names``."""
-        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
-        activation: Callable[[Tensor], Tensor] | None = self._settings.fmt.activation if quantized else None
-        return Linear(weight, activation, self._settings.tiled)
+    def linear(self, name: str, *, quantized: bool) -> Linear:
+        """The product with ``name.weight``."""
+        return self.linear_of(f"{name}.weight", quantized=quantized)
+
+    def linear_of(self, *tensors: str, quantized: bool) -> Linear:
+        """One product for tensors that share their input, outputs in the order of ``tensors``."""
+        weight = torch.cat([self.tensor(name) for name in tensors])
+        activation: Callable[[Tensor], Tensor] | None = (
+            self._settings.fmt.activation if quantized else None
+        )
+        return Linear(weight, activation, self._settings.deterministic)

@@ -43,10 +43,31 @@ def free_port() -> int:
 
 
 def ray_start(env: dict[str, str], log: Path, *options: str) -> subprocess.Popen[bytes]:
+    """A started node. Ray gives up after 30 s of its own, which a busy host may need, so there is a second try."""
     command = [RAY, "start", "--block", "--num-cpus=2", *options]
     command += ["--object-store-memory=80000000", "--disable-usage-stats"]
-    with log.open("wb") as output:
-        return subprocess.Popen(command, env=env, stdout=output, stderr=output)
+    for _ in range(2):
+        with log.open("wb") as output:
+            node = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+        wait_until(lambda node=node: is_up(log) or node.poll() is not None, START_S)
+        if is_up(log):
+            return node
+        stop(node)
+    raise AssertionError(log.read_text())
+
+
+def is_up(log: Path) -> bool:
+    return "Ray runtime started" in log.read_text()
+
+
+def stop(node: subprocess.Popen[bytes]) -> None:
+    """End a node and everything that it started."""
+    started = descendants(node.pid)
+    node.send_signal(signal.SIGTERM)
+    node.wait(60)
+    if not wait_until(lambda: not alive(started), 10):
+        for pid in alive(started):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -54,34 +75,19 @@ def hand_started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandStart
     logs = tmp_path_factory.mktemp("raylets")
     sessions = tempfile.mkdtemp(prefix="hr")  # sockets live here: their paths must be short
     env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    address = f"127.0.0.1:{free_port()}"
-    head = [
-        "--head",
-        f"--port={address.rpartition(':')[2]}",
-        "--include-dashboard=false",
-        f"--temp-dir={sessions}",
-    ]
-    raylets = [ray_start(env, logs / "head", *head, '--resources={"prefill": 1}')]
-    started: set[int] = set()
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={sessions}"]
+    nodes: list[subprocess.Popen[bytes]] = []
     try:
-        assert wait_until(lambda: "Ray runtime started" in (logs / "head").read_text(), START_S), (
-            logs / "head"
-        ).read_text()
-        raylets.append(
+        nodes.append(ray_start(env, logs / "head", *head, '--resources={"prefill": 1}'))
+        nodes.append(
             ray_start(env, logs / "worker", f"--address={address}", '--resources={"decode": 2}')
         )
-        assert wait_until(
-            lambda: "Ray runtime started" in (logs / "worker").read_text(), START_S
-        ), (logs / "worker").read_text()
         yield HandStarted(address=address, env=env)
     finally:
-        for raylet in reversed(raylets):
-            started |= {raylet.pid, *descendants(raylet.pid)}
-            raylet.send_signal(signal.SIGTERM)
-            raylet.wait(60)
-        for pid in alive(started):
-            if not wait_until(lambda pid=pid: not alive([pid]), 10):
-                os.kill(pid, signal.SIGKILL)
+        for node in reversed(nodes):
+            stop(node)
         shutil.rmtree(sessions, ignore_errors=True)
 
 

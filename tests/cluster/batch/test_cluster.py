@@ -8,12 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from headrace.cluster.config import CONFIGS
 
 ROWS = [
     *(
-        {"id": f"plain-{i}", "prompt": "import os\n" * (i + 1), "max_tokens": 8 + 8 * i}
-        for i in range(6)
+        {"id": f"plain-{i}", "prompt": "import os\n" * (i + 1), "max_tokens": 2 + 8 * i}
+        for i in range(4)
     ),
     {
         "custom_id": "chat",
@@ -45,11 +47,13 @@ def start(folder: Path) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"},
+        env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+        | {"RAY_raylet_start_wait_time_s": "120"},  # a busy machine takes its time
         start_new_session=True,
     )
 
 
+@pytest.mark.timeout(3 * LIMIT_S)
 def test_a_killed_batch_goes_on_and_ends_with_every_line(tmp_path: Path):
     shutil.copytree(CONFIGS / "checkpoints/tiny-v41", tmp_path / "checkpoint")
     lines = [json.dumps(row) for row in ROWS]
@@ -73,15 +77,14 @@ def test_a_killed_batch_goes_on_and_ends_with_every_line(tmp_path: Path):
     assert second.returncode == 0, errors
     assert "Traceback" not in errors
     report = json.loads(out)
-    assert (report["requests"], report["answered"], report["failed"]) == (9, 7, 2)
+    assert (report["requests"], report["answered"], report["failed"]) == (7, 5, 2)
     assert report["failures_by_code"] == {"context_length_exceeded": 1, "invalid_json": 1}
     assert report["requests_of_earlier_runs"] >= 3
     records = [json.loads(line) for line in output.read_bytes().splitlines()]
-    assert [record["line"] for record in records] == list(range(1, 10))
+    assert [record["line"] for record in records] == list(range(1, 8))
     kept = {line for line in before.splitlines(keepends=True) if line.endswith(b"\n")}
     assert kept <= set(output.read_bytes().splitlines(keepends=True))
-    logprobs = records[6]["response"]["body"]["choices"][0]["logprobs"]["content"]
+    logprobs = records[4]["response"]["body"]["choices"][0]["logprobs"]["content"]
     assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in logprobs)
-    assert sorted(tmp_path.iterdir()) == sorted(
-        [tmp_path / "in.jsonl", output, journal_path(output)]
-    )
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["checkpoint", "in.jsonl", "out.jsonl", "out.jsonl.journal"]

@@ -176,6 +176,21 @@ def test_a_stopped_run_leaves_a_good_prefix_and_the_next_one_finishes(tmp_path: 
     assert lines(tmp_path) == list(range(1, 41))
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_dead_cluster_does_not_turn_the_input_into_error_lines(tmp_path: Path, concurrency: int):
+    (tmp_path / "in.jsonl").write_bytes(b"".join(plain(i) for i in range(1, 9)))
+    generator = EchoGenerator(failure=lambda _: RankError("all gone"))
+    with pytest.raises(BatchStoppedError, match="all gone"):
+        run(tmp_path, generator, concurrency=concurrency, attempts=1, give_up_s=0.2)
+    assert lines(tmp_path) == []
+
+
+def test_the_last_request_is_accounted_for_though_nothing_else_can_succeed(tmp_path: Path):
+    (tmp_path / "in.jsonl").write_bytes(plain(1))
+    report = run(tmp_path, EchoGenerator(failure=lambda _: RankError("poison")), attempts=2)
+    assert report["failures_by_code"] == {"cluster_error": 1}
+
+
 def test_duplicates_are_told_apart_the_same_way_after_a_restart(tmp_path: Path):
     """The first line of an id is answered whether it or the later one was written before the restart."""
     rows = [plain(1), plain(1), plain(2), plain(2)]

@@ -1,0 +1,75 @@
+"""numba behind one typed decorator: kernels compile on first use and are kept on disk for the next process.
+
+The folder of the kept code is named after the text of all kernels, so a change in one is never answered with
+code that was compiled for another, and it lies outside the package, which may be read-only. numba writes a file
+under a name of its own and renames it: ranks that start together race for work, not for correctness. Without a
+place to write, every process compiles.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numba
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Scalar = Any
+"""A number inside compiled code: float32 or an integer, which Python's own types do not tell."""
+_NUMBA: Any = numba
+
+
+def _text_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _code_folder() -> Path | None:
+    name = f"kernels-{_text_digest()}"
+    for base in (Path("~/.cache").expanduser(), Path(tempfile.gettempdir())):
+        folder = base / "headrace" / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except (OSError, RuntimeError):
+            continue
+    return None
+
+
+_FOLDER = _code_folder()
+
+
+def _decorate(
+    function: Callable[P, R], signature: tuple[str, ...], **options: bool
+) -> Callable[P, R]:
+    config = _NUMBA.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(_FOLDER or "")
+    try:
+        decorate = _NUMBA.njit(
+            *signature,
+            cache=_FOLDER is not None,
+            nogil=True,
+            error_model="numpy",
+            no_cfunc_wrapper=True,
+            **options,
+        )
+        return cast(Callable[P, R], decorate(function))
+    finally:
+        config.CACHE_DIR = before
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` as machine code, without the GIL, with IEEE arithmetic in the written order."""
+    return _decorate(function, ())
+
+
+def inner(*signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """As ``compiled``, for functions that only compiled code calls; a ``signature`` saves compiling variants."""
+    return lambda function: _decorate(function, signature, no_cpython_wrapper=True)

@@ -1,0 +1,53 @@
+"""Router and expert kernels against their twins."""
+
+import pytest
+import torch
+
+from headrace.kernels import moe
+from headrace.kernels.reference import moe as twin
+from headrace.kernels.reference.storage import FLOAT32, FP8
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_route(rows: int, seeded: torch.Generator) -> None:
+    logits = torch.randn(rows, 16, generator=seeded) * 20
+    bias, bias_image = torch.randn(16, generator=seeded), torch.randn(16, generator=seeded)
+    image = torch.rand(rows, generator=seeded) < 0.5
+    ids, weights = moe.route(logits, bias, bias_image, image, 3, 1.5)
+    other_ids, other_weights = twin.route(logits, bias, bias_image, image, 3, 1.5)
+    assert torch.equal(ids, other_ids)
+    torch.testing.assert_close(weights, other_weights, rtol=16 * 2.0**-23, atol=0)
+
+
+def test_equal_scores_go_to_the_smaller_expert() -> None:
+    ids, weights = moe.route(
+        torch.zeros(1, 8), torch.zeros(8), torch.zeros(8), torch.tensor([False]), 3, 1.0
+    )
+    assert ids.tolist() == [[0, 1, 2]]
+    torch.testing.assert_close(weights, torch.full((1, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("kind", [FLOAT32, FP8])
+@pytest.mark.parametrize(("rows", "choices"), [(0, 3), (1, 3), (7, 1), (300, 2)])
+def test_expert_outputs(kind: int, rows: int, choices: int, seeded: torch.Generator) -> None:
+    x = torch.randn(rows, 64, generator=seeded)
+    gate_up, down = (
+        torch.randn(4, 64, 64, generator=seeded),
+        torch.randn(4, 32, 64, generator=seeded),
+    )
+    ids = torch.rand(rows, 4, generator=seeded).argsort(dim=1)[:, :choices].contiguous()
+    scale = torch.rand(rows, choices, generator=seeded)
+    ours = moe.expert_outputs(x, ids, scale, gate_up, down, 2.0, kind)
+    theirs = twin.expert_outputs(x, ids, scale, gate_up, down, 2.0, kind)
+    # Without rounding: sums of 64 and 32 products. With it, a last bit may move a value by one E4M3 step, 2^-3.
+    bound = 2.0**-14 if kind == FLOAT32 else 2.0**-3 * 8 * 4
+    assert bool(((ours - theirs).abs() <= bound).all())
+    if rows:
+        assert (ours - theirs).abs().mean() < 1e-3
+        last = moe.expert_outputs(x[-1:], ids[-1:], scale[-1:], gate_up, down, 2.0, kind)
+        assert torch.equal(last, ours[-1:])
+
+
+def test_add_choices_is_the_same_to_the_bit(seeded: torch.Generator) -> None:
+    outputs, shared = torch.randn(9, 3, 40, generator=seeded), torch.randn(9, 40, generator=seeded)
+    assert torch.equal(moe.add_choices(outputs, shared), twin.add_choices(outputs, shared))
