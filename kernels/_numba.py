@@ -1,9 +1,10 @@
 """numba behind one typed decorator: kernels compile on first use and are kept on disk for the next process.
 
-The folder of the kept code is named after the text of all kernels, so a change in one is never answered with
-code that was compiled for another, and it lies outside the package, which may be read-only. numba writes a file
-under a name of its own and renames it: ranks that start together race for work, not for correctness. Without a
-place to write, every process compiles.
+numba notices a change in the file of a function, not in what the function calls. So compiled code calls into
+other files only where their names begin with an underscore, and the folder of the kept code is named after
+their text. It lies outside the package, which may be read-only. numba writes a file under a name of its own and
+renames it: ranks that start together race for work, not for correctness. Without a place to write, every
+process compiles.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ _NUMBA: Any = numba
 
 def _text_digest() -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.glob("_*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._formats import scaled_e4m3
 from ._numba import Scalar, compiled
-from .norm import inverse_root
+from ._reduce import inverse_root
 
 _GROUP = 32
 _SMALLEST = np.float32(1e-6)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._numba import Scalar, compiled, inner
-from .norm import inverse_root
+from ._reduce import inverse_root
 
 _ONE = np.float32(1)
 

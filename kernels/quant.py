@@ -31,12 +31,11 @@ def load_rows(rows: np.ndarray, out: np.ndarray, kind: int) -> None:
 
 
 def _flat(x: Tensor) -> np.ndarray:
-    return x.contiguous().view(-1, x.shape[-1]).numpy()
+    return np.ascontiguousarray(x.numpy()).reshape(-1, x.shape[-1])
 
 
 def _fake_quantize(x: Tensor, kind: int) -> Tensor:
-    x = x.contiguous()
-    out = torch.empty_like(x)
+    out = torch.empty(x.shape)
     round_rows(_flat(x), _flat(out), kind)
     return out
 

@@ -22,7 +22,12 @@ FLOOR = {
 }
 PACKAGED = [folder for folder in FLOOR if folder != "scripts"]
 #: Libraries of which one place alone may know.
-OWNER = {"ray": "cluster/", "nixl": "transfer/nixl.py", "triton": "kernels/", "numba": "kernels/_numba.py"}
+OWNER = {
+    "ray": "cluster/",
+    "nixl": "transfer/nixl.py",
+    "triton": "kernels/",
+    "numba": "kernels/_numba.py",
+}
 UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 MAX_LINES = 400
 

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,12 @@ class Pool:
             loop.check_integrity(timeout_s=30)
         for loop in self.loops:
             assert loop.stop(timeout_s=30)
-        for backend in self.backends:
-            backend.close()
+
+    def connect(self, other: "Pool") -> None:
+        """Make every rank of ``other`` known to every rank; a transport is used from its loop's thread alone."""
+        for loop, backend in zip(self.loops, self.backends, strict=True):
+            for peer in other.backends:
+                loop.call(partial(backend.connect, peer.pairing()), TIMEOUT_S, "pair")
 
 
 def start_pool(kind: str, size: int, chunk: int, make_backend: MakeBackend) -> Pool:
@@ -105,6 +110,7 @@ def start_pool(kind: str, size: int, chunk: int, make_backend: MakeBackend) -> P
             else DecodeRank(name, network, backend, DecodeConfig(max_batch=len(LENGTHS)))
         )
         loop = RankLoop(name)
+        loop.on_close(backend.close)
         loop.on_close(exchange.close)  # a rank that leaves lets the others go, as in the cluster
         loop.begin(worker, exchange)
         pool.loops.append(loop)
@@ -163,10 +169,8 @@ def test_the_cluster_gives_the_tokens_of_one_process(
 ) -> None:
     prefill = start_pool("prefill", prefill_ranks, chunk, make_backend)
     decode = start_pool("decode", decode_ranks, chunk, make_backend)
-    for reader in decode.backends:
-        for holder in prefill.backends:
-            reader.connect(holder.pairing())
-            holder.connect(reader.pairing())
+    decode.connect(prefill)
+    prefill.connect(decode)
     assert answer(prefill, decode, requests()) == expected
     decode.stop()
     prefill.stop()

@@ -162,27 +162,14 @@ def test_selections_and_routes_equal_the_reference_past_window_and_pool(
         if owner != prompt or name not in seen:
             continue
         expected, found = vectors[key], seen[name]
-        rows = len(expected)
         if name.endswith("selected"):
             columns = int(vectors[f"{key}.columns"])
             mask = np.unpackbits(expected, axis=1)[:, :columns].astype(bool)
-            # observed rows carry the padding of each chunk's last tile
-            assert np.array_equal(as_mask(_without_padding(found, rows, 77), columns), mask), key
+            assert np.array_equal(as_mask(found, columns), mask), key
         elif name.endswith("expert_ids"):
-            real = _without_padding(found, rows, 77)
-            assert np.array_equal(np.sort(real, axis=1), np.sort(expected, axis=1)), key
+            assert np.array_equal(np.sort(found, axis=1), np.sort(expected, axis=1)), key
         compared += 1
     assert compared >= 16
-
-
-def _without_padding(found: np.ndarray, rows: int, chunk: int) -> np.ndarray:
-    parts: list[np.ndarray] = []
-    begin = 0
-    for start in range(0, rows, chunk):
-        count = min(chunk, rows - start)
-        parts.append(found[begin : begin + count])
-        begin += -(-count // 16) * 16
-    return np.concatenate(parts)
 
 
 def test_engram_rows_equal_the_reference(tmp_path: Path) -> None:
@@ -193,8 +180,7 @@ def test_engram_rows_equal_the_reference(tmp_path: Path) -> None:
     vectors = np.load(folder / "selections_plain.npz")
     for layer in (1, 4):
         expected = vectors[f"p300.layers.{layer}.engram_rows"]
-        found = _without_padding(seen[f"layers.{layer}.engram_rows"], len(expected), 64)
-        assert np.array_equal(found, expected)
+        assert np.array_equal(seen[f"layers.{layer}.engram_rows"], expected)
 
 
 def test_prompt_rows_equal_the_reference(tmp_path: Path) -> None:

@@ -1,17 +1,15 @@
 """Expert parallelism: the number of ranks, uneven work and idle ranks change nothing in a row's bits."""
 
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
-from headrace.model.batch import Logits, Span
-from headrace.model.network import Network, NetworkOptions, load_network
 from headrace.model.parallel import (
-    ExpertExchange,
     GlooExchange,
     LocalExchange,
     ThreadExchange,
@@ -19,42 +17,7 @@ from headrace.model.parallel import (
 )
 from headrace.transfer.errors import RankError
 
-CHECKPOINT = Path(__file__).parents[1] / "data" / "golden" / "v41-spec-micro" / "checkpoint"
-PROMPTS = [tuple(range(3, 3 + length)) for length in (1, 40, 9, 23)]
-STEPS = 3
-
-
-def open_rank(exchange: ExpertExchange) -> Network:
-    torch.set_num_threads(1)
-    options = NetworkOptions(block_tokens=16, num_blocks=8, num_slots=2)
-    return load_network(CHECKPOINT, options=options, exchange=exchange)
-
-
-def run_rank(network: Network, prompt: tuple[int, ...] | None) -> torch.Tensor:
-    """Prefill ``prompt`` in one step, then greedy steps; a rank without a prompt steps with zero rows."""
-    ids, outputs = list(prompt or ()), []
-    start = 0
-    for _ in range(STEPS):
-        spans: list[Span] = []
-        if prompt is not None:
-            history = tuple(ids[max(0, start - 3) : start])
-            spans = [
-                Span(
-                    token_ids=tuple(ids[start:]),
-                    start=start,
-                    history=history,
-                    slot=1,
-                    blocks=(1, 2, 3),
-                    tail_start=max(0, len(prompt) - 20),
-                    logits=Logits.LAST,
-                )
-            ]
-        logits = network.forward(spans)
-        if prompt is not None:
-            start = len(ids)
-            outputs.append(logits[0])
-            ids.append(int(logits[0].argmax()))
-    return torch.stack(outputs) if outputs else torch.zeros(0)
+from .gloo_rank import PROMPTS, open_rank, run_rank
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +42,6 @@ def test_ranks_as_threads_give_the_same_bits(size: int, alone: list[torch.Tensor
             assert torch.equal(found[rank], alone[rank])
 
 
-def _gloo_rank(rank: int, size: int, port: int, folder: str) -> None:
-    exchange = GlooExchange(f"127.0.0.1:{port}", rank, size, timeout_s=60)
-    assert exchange.any(rank == size - 1)
-    assert not exchange.any(False)
-    result = run_rank(open_rank(exchange), PROMPTS[rank])
-    torch.save(result, Path(folder) / f"{rank}.pt")
-    exchange.close()
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -97,7 +51,10 @@ def free_port() -> int:
 def test_ranks_as_processes_over_gloo_give_the_same_bits(
     tmp_path: Path, alone: list[torch.Tensor]
 ) -> None:
-    mp.spawn(_gloo_rank, (2, free_port(), str(tmp_path)), nprocs=2)
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, str(Path(__file__).with_name("gloo_rank.py")), address]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     for rank in range(2):
         assert torch.equal(torch.load(tmp_path / f"{rank}.pt"), alone[rank])
 

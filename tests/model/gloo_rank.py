@@ -1,0 +1,59 @@
+"""One rank of an instance over gloo: ``python gloo_rank.py ADDRESS RANK FOLDER`` leaves its logits in the folder."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from headrace.model.batch import Logits, Span
+from headrace.model.network import Network, NetworkOptions, load_network
+from headrace.model.parallel import ExpertExchange, GlooExchange
+
+CHECKPOINT = Path(__file__).parents[1] / "data" / "golden" / "v41-spec-micro" / "checkpoint"
+PROMPTS = [tuple(range(3, 3 + length)) for length in (1, 40, 9, 23)]
+STEPS = 3
+
+
+def open_rank(exchange: ExpertExchange) -> Network:
+    torch.set_num_threads(1)
+    options = NetworkOptions(block_tokens=16, num_blocks=8, num_slots=2)
+    return load_network(CHECKPOINT, options=options, exchange=exchange)
+
+
+def run_rank(network: Network, prompt: tuple[int, ...] | None) -> torch.Tensor:
+    """Prefill ``prompt`` in one step, then greedy steps; a rank without a prompt steps with zero rows."""
+    ids, outputs = list(prompt or ()), []
+    start = 0
+    for _ in range(STEPS):
+        spans: list[Span] = []
+        if prompt is not None:
+            history = tuple(ids[max(0, start - 3) : start])
+            spans = [
+                Span(
+                    token_ids=tuple(ids[start:]),
+                    start=start,
+                    history=history,
+                    slot=1,
+                    blocks=(1, 2, 3),
+                    tail_start=max(0, len(prompt) - 20),
+                    logits=Logits.LAST,
+                )
+            ]
+        logits = network.forward(spans)
+        if prompt is not None:
+            start = len(ids)
+            outputs.append(logits[0])
+            ids.append(int(logits[0].argmax()))
+    return torch.stack(outputs) if outputs else torch.zeros(0)
+
+
+def main(address: str, rank: int, folder: Path) -> None:
+    exchange = GlooExchange(address, rank, 2, timeout_s=60)
+    assert exchange.any(rank == 1)
+    assert not exchange.any(False)
+    torch.save(run_rank(open_rank(exchange), PROMPTS[rank]), folder / f"{rank}.pt")
+    exchange.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
