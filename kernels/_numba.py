@@ -8,6 +8,8 @@ process compiles.
 """
 
 import hashlib
+import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,14 +32,23 @@ def _text_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else can put code into ``folder``, which numba would run."""
+    found = folder.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def _code_folder() -> Path | None:
     name = f"kernels-{_text_digest()}"
-    for base in (Path("~/.cache").expanduser(), Path(tempfile.gettempdir())):
-        folder = base / "headrace" / name
+    shared = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
+    for base in (Path("~/.cache/headrace").expanduser(), shared):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = base / name
+            folder.mkdir(mode=0o700, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
-                return folder
+                if _is_ours(base) and _is_ours(folder):
+                    return folder
         except (OSError, RuntimeError):
             continue
     return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.moe import add_choices, expert_outputs, route
+from ...transfer.errors import ConfigError
 from ..parallel import ExpertExchange, owner_of_expert
 from .weights import LayerSettings, Weights
 
@@ -43,6 +44,10 @@ class SparseMoe:
         self._bias = weights.tensor("gate.bias")
         self._bias_image = weights.tensor("gate.bias_vl")
         total = config.n_routed_experts
+        if exchange.size > total:
+            raise ConfigError(
+                f"an instance of {exchange.size} ranks cannot share {total} experts: give it at most {total} ranks"
+            )
         self._owner = torch.tensor([owner_of_expert(e, total, exchange.size) for e in range(total)])
         own = torch.nonzero(self._owner == exchange.rank).flatten().tolist()
         self._first = own[0]

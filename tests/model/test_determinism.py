@@ -1,4 +1,4 @@
-"""Under ``deterministic`` a row's logits are the same bits in any chunk, beside any neighbour, anywhere in the caches."""
+"""Under ``deterministic`` a row is the same bits in any chunk, beside any neighbour, anywhere in the caches."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from headrace.model.parallel import (
     ThreadExchange,
     ThreadHub,
 )
-from headrace.transfer.errors import RankError
+from headrace.transfer.errors import ConfigError, RankError
 
 from .gloo_rank import PROMPTS, open_rank, run_rank
 
@@ -64,3 +64,9 @@ def test_a_rank_that_does_not_come_is_an_error_in_time() -> None:
         GlooExchange(f"127.0.0.1:{free_port()}", 0, 2, timeout_s=0.5)
     with pytest.raises(RankError, match="did not come in time"):
         ThreadExchange(ThreadHub(2, timeout_s=0.2), 0).any(True)
+
+
+def test_more_ranks_than_experts_are_refused() -> None:
+    exchange = ThreadExchange(ThreadHub(9, timeout_s=1), 0)
+    with pytest.raises(ConfigError, match="9 ranks cannot share 8 experts"):
+        open_rank(exchange)
