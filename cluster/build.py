@@ -49,6 +49,7 @@ class NetworkBuilder:
             options=network_options(config, who.kind),
             exchange=cast(ExpertExchange, exchange),
         )
+        network.warm_up()
         cache = network.cache
         arenas = Arenas(layout=cache.layout, blocks=cache.blocks, slots=cache.slots)
         backend = NixlBackend(who.name, arenas, config.transfer.nixl)

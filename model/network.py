@@ -14,7 +14,7 @@ from ..kernels.hyper import collapse_norm, combine
 from ..kernels.reference.norm import rope_frequencies, yarn_frequencies
 from ..kernels.storage import KV_FORMATS
 from ..transfer.errors import ConfigError
-from .batch import Batch, Rows, Span
+from .batch import Batch, Logits, Rows, Span
 from .cache import Cache, cache_layout, default_keep
 from .checkpoint import Checkpoint
 from .config import ModelConfig
@@ -184,6 +184,28 @@ class Network:
         return self._head(
             collapse_norm(streams[wanted], pre[wanted], self._norm, config.rms_norm_eps)
         )
+
+    def warm_up(self) -> None:
+        """Compile what a step runs, so that no request waits for it; the first time on a machine takes a minute.
+
+        Uses the reserved block and slot. Every rank of an instance calls this at the same time.
+        """
+        ids = (self.config.bos_token_id,) * min(40, self.options.block_tokens)
+        half = len(ids) // 2
+        prompt = Span(token_ids=ids[:-1], start=0, history=(), slot=0, blocks=(0,), tail_start=half)
+        row = Span(
+            token_ids=ids[-1:],
+            start=len(ids) - 1,
+            history=ids[:3],
+            slot=0,
+            blocks=(0,),
+            tail_start=half,
+            logits=Logits.LAST,
+        )
+        for spans in ((prompt,), (row,), (row, row), ()):
+            self.forward(spans)
+        self.cache.blocks[0].zero_()
+        self.cache.clear_slot(0)
 
     def _sublayers(
         self,
