@@ -282,17 +282,6 @@ def test_a_connection_that_broke_is_made_again(small_peer, reader):
     assert echo(backend, name, b"y") == b"y"
 
 
-def test_a_holder_that_is_busy_does_not_delay_reads_once_both_have_met(peers, reader):
-    peer, backend = peers(), reader()
-    name = join(backend, peer)
-    until(lambda: backend._require(name).num_warm_ups == 2, backend)
-    until(backend._require(name).warm_up.quiet)
-    peer.signal(signal.SIGSTOP)
-    until(backend.start_read(name, [Copy("blocks", 0, 0, 3), Copy("blocks", 80, 80, 80)]).poll)
-    assert torch.equal(backend.arenas.blocks[1], peer.expected.blocks[1])
-    peer.signal(signal.SIGCONT)
-
-
 def test_a_read_that_was_only_slow_does_not_cost_the_connection(peers, reader):
     peer = peers(LARGE, transports="tcp,self")
     backend = reader(LARGE, transports="tcp,self", read_timeout_s=0.2)
