@@ -50,11 +50,6 @@ class Checkpoint:
         self.specs: dict[str, TensorSpec] = _specs(self.config, self._shards.tensors)
         _validate(self.directory, self.specs, self._shards.tensors)
 
-    @property
-    def has_vision(self) -> bool:
-        """Whether the weights of the vision tower are here."""
-        return "vision.norm.weight" in self._shards.tensors
-
     def raw(self, name: str) -> Tensor:
         """The stored tensor, memory-mapped: packed int8, ``float8_e4m3fn``, ``float8_e8m0fnu``, bfloat16 or float32.
 

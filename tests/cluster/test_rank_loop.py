@@ -147,6 +147,7 @@ def test_ranks_of_an_instance_step_together_even_without_work(
         loop.on_close(exchange.close)
         loop.begin(rank, exchange)
     wait_for(lambda: busy.num_steps == 5 and idle.num_steps == 5)
+    assert (busy.num_steps, idle.num_steps) == (5, 5), "no step without work"
 
 
 def test_a_dead_loop_delivers_its_events_and_then_the_cause_for_ever(

@@ -69,7 +69,9 @@ def test_a_prompt_of_one_token_is_offered_at_once_with_a_cleared_slot(bench: Ben
 
 def test_a_reused_slot_is_cleared(bench: Bench) -> None:
     for name in ("a", "b", "c", "d", "e", "f"):  # the fake network refuses a slot with a past
-        bench.release(bench.offer(prompt(name, 9)))
+        handoff = bench.offer(prompt(name, 9))
+        assert handoff.num_tokens == 8
+        bench.release(handoff)
 
 
 def test_blocks_stay_until_the_reader_releases_them(bench: Bench) -> None:
