@@ -9,6 +9,11 @@ from .timeline import Timeline
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 MAX_REQUEST_ID_CHARACTERS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_GRAMMAR_CHARACTERS = 1 << 20
+GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "ebnf")
 
 
 def _require(ok: bool, name: str, value: object, allowed: str) -> None:
@@ -16,40 +21,127 @@ def _require(ok: bool, name: str, value: object, allowed: str) -> None:
         raise InvalidRequestError(f"{name} = {value!r} is not allowed: {allowed}")
 
 
+def _in_range(name: str, value: float, low: float, high: float, meaning: str = "") -> None:
+    allowed = f"a number from {low:g} to {high:g}{meaning}"
+    _require(math.isfinite(value) and low <= value <= high, name, value, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """A language that an answer must belong to.
+
+    ``kind`` is one of GRAMMAR_KINDS; ``text`` is the JSON schema, the regular expression or the EBNF grammar (empty
+    for ``json_object``). With a ``trigger`` the answer is free until that text has appeared in it; what follows must
+    belong to the language. Raises InvalidRequestError for a value outside its range.
+    """
+
+    kind: str
+    text: str = ""
+    trigger: str = ""
+
+    def __post_init__(self) -> None:
+        _require(self.kind in GRAMMAR_KINDS, "grammar kind", self.kind, f"one of {GRAMMAR_KINDS}")
+        _require(
+            len(self.text) <= MAX_GRAMMAR_CHARACTERS,
+            "grammar length",
+            len(self.text),
+            f"at most {MAX_GRAMMAR_CHARACTERS} characters",
+        )
+        _require(
+            bool(self.text) == (self.kind != "json_object"),
+            "grammar text",
+            self.text[:80],
+            "empty for json_object, and only there",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen.
+    """How tokens are chosen, and when an answer ends.
 
-    Temperature 0 is greedy. ``top_k`` 0 keeps every token. ``seed`` names the random stream: together with the
-    position of a token it decides that token's random number, so a request gives the same tokens on any rank.
+    Temperature 0 is greedy. ``top_k`` 0 keeps every token; ``min_p`` drops tokens less likely than that share of the
+    likeliest one. ``presence_penalty`` and ``frequency_penalty`` look at the answer so far, ``repetition_penalty`` at
+    the prompt too; ``logit_bias`` adds to the logits of ids. Those change logits before everything else.
+    ``seed`` names the random stream: together with the position of a token it decides that token's random numbers, so
+    a request gives the same tokens on any rank.
+
+    An answer ends with EOS (unless ``ignore_eos``), one of ``stop_token_ids``, the token that completes one of the
+    ``stop`` strings, or ``max_tokens``; before ``min_tokens`` the first three cannot happen. ``logprobs`` asks for the chosen tokens' logarithms of
+    probability, ``top_logprobs`` for the likeliest tokens of every position too, ``prompt_logprobs`` for those of the
+    prompt's positions (None: off; it makes prefill run all layers for all rows).
     Raises InvalidRequestError for a value outside its range.
     """
 
     max_tokens: int = 128
+    min_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer of at least 1")
         _require(
-            math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0,
-            "temperature",
-            self.temperature,
-            "a number from 0 (greedy) to 100",
+            0 <= self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"an integer from 0 to max_tokens = {self.max_tokens}",
         )
+        _in_range("temperature", self.temperature, 0.0, 100.0, " (0 is greedy)")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "a number above 0, up to 1")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (all tokens) or a positive integer")
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _require(
+            0.0 < self.repetition_penalty <= 10.0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "a number above 0, up to 10 (1 changes nothing)",
+        )
+        _require(
+            len(self.logit_bias) <= MAX_LOGIT_BIAS,
+            "number of logit_bias entries",
+            len(self.logit_bias),
+            f"at most {MAX_LOGIT_BIAS}",
+        )
+        for token, bias in self.logit_bias:
+            _require(token >= 0, "logit_bias id", token, "a token id")
+            _in_range(f"logit_bias of {token}", bias, -100.0, 100.0)
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"an integer from 0 to {MAX_SEED}")
         _require(
-            0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
-            "top_logprobs",
-            self.top_logprobs,
-            f"an integer from 0 to {MAX_TOP_LOGPROBS}",
+            len(self.stop) <= MAX_STOPS
+            and all(0 < len(s) <= MAX_STOP_CHARACTERS for s in self.stop),
+            "stop",
+            self.stop[: MAX_STOPS + 1],
+            f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters",
         )
+        _require(
+            len(self.stop_token_ids) <= MAX_STOPS and all(t >= 0 for t in self.stop_token_ids),
+            "stop_token_ids",
+            self.stop_token_ids[: MAX_STOPS + 1],
+            f"up to {MAX_STOPS} token ids",
+        )
+        for name in ("top_logprobs", "prompt_logprobs"):
+            value: int | None = getattr(self, name)
+            _require(
+                value is None or 0 <= value <= MAX_TOP_LOGPROBS,
+                name,
+                value,
+                f"an integer from 0 to {MAX_TOP_LOGPROBS}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
