@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import cast
 
+from ..decode.config import DecodeConfig
+from ..decode.grammar_compiler import GrammarCompiler
+from ..decode.profiling import measured_cost
 from ..decode.rank import DecodeRank
 from ..model.checkpoint import Checkpoint
-from ..model.network import NetworkOptions, load_network
+from ..model.network import Network, NetworkOptions, load_network
 from ..model.parallel import ExpertExchange, GlooExchange, LocalExchange
 from ..prefill.rank import PrefillRank
-from ..transfer.backend import Arenas
+from ..transfer.backend import Arenas, TransferBackend
 from ..transfer.nixl import NixlBackend
 from .config import ClusterConfig, checkpoint_dir
 from .rank_host import BuiltRank, Joined, RankId
@@ -24,6 +27,27 @@ def network_options(config: ClusterConfig, kind: str) -> NetworkOptions:
         num_blocks=pool.num_blocks,
         num_slots=pool.num_slots,
         keep=config.model.keep,
+    )
+
+
+def build_decode_rank(
+    name: str,
+    network: Network,
+    backend: TransferBackend,
+    config: DecodeConfig,
+    exchange: ExpertExchange,
+) -> DecodeRank:
+    """A decode rank with everything it can have. Every rank of an instance calls this at the same time."""
+    tokenizer = network.tokenizer
+    return DecodeRank(
+        name,
+        network,
+        backend,
+        config,
+        pieces=tokenizer.text_bytes,
+        grammars=GrammarCompiler(tokenizer, limits=config.grammar),
+        cost=measured_cost(network, config, exchange),
+        rank=exchange.rank,
     )
 
 
@@ -56,7 +80,9 @@ class NetworkBuilder:
         if who.kind == "prefill":
             rank = PrefillRank(who.name, network, backend, config.prefill)
         else:
-            rank = DecodeRank(who.name, network, backend, config.decode)
+            rank = build_decode_rank(
+                who.name, network, backend, config.decode, cast(ExpertExchange, exchange)
+            )
         return BuiltRank(
             rank=rank, peering=backend, context_tokens=network.config.max_position_embeddings
         )

@@ -28,6 +28,7 @@ COMMANDS = {
     "batch": ("answer a file of requests", ".batch.command"),
     "submit": ("run a command as a job on a Ray cluster", ".submit"),
     "bench transfer": ("measure how fast a handoff crosses", ".bench.transfer"),
+    "bench engine": ("measure one prefill and one decode rank by themselves", ".bench.engine"),
     "config": ("print a deployment with every default filled in", ".show_config"),
 }
 GROUPS = {"bench": "measure parts of the cluster"}

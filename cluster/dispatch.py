@@ -24,7 +24,6 @@ from ..transfer.errors import (
     RankError,
     TransferError,
 )
-from ..transfer.messages import Handoff
 from ..transfer.request import Completion, Request, TopLogprobs
 from ..transfer.timeline import Timeline
 from .config import ClusterConfig
@@ -54,7 +53,12 @@ class Dispatcher:
             for name, rank in ranks.items()
         }
         books = {kind: self._books(kind) for kind in ("prefill", "decode")}
-        self._book = Book(books["prefill"], books["decode"], config.model.block_tokens)
+        self._book = Book(
+            books["prefill"],
+            books["decode"],
+            config.model.block_tokens,
+            config.router.decode_overcommit,
+        )
 
     async def serve(self, request: Request, arrived: float) -> Completion:
         """The answer to one request that came at instant ``arrived``. Raises as ``Cluster.generate`` says."""
@@ -153,9 +157,9 @@ class Dispatcher:
         """Prefill, then decode. Whatever ends it early is cancelled on both sides."""
         prefill, decode = self._links[decision.prefill], self._links[decision.decode]
         try:
-            handoff = await self._prefill(request, prefill, timeline)
+            offered = await self._prefill(request, prefill, timeline)
             self._book.offered(entry)
-            completion = await self._decode(request, handoff, decode, entry, timeline)
+            completion = await self._decode(request, offered, decode, entry, timeline)
         except BaseException:
             prefill.cancel(request.request_id)
             decode.cancel(request.request_id)
@@ -164,21 +168,22 @@ class Dispatcher:
         decode.leave(request.request_id)
         return completion
 
-    async def _prefill(self, request: Request, link: RankLink, timeline: Timeline) -> Handoff:
+    async def _prefill(self, request: Request, link: RankLink, timeline: Timeline) -> Offered:
         flight = Flight(request.request_id)
         link.submit(flight, request)
         event = await flight.next(self._config.timeouts.prefill_s, "prefill")
         if not isinstance(event, Offered):
             raise _reason(event)
         timeline.prefill_started, timeline.offered = event.prefill_started, event.offered
-        return event.handoff
+        return event
 
     async def _decode(
-        self, request: Request, handoff: Handoff, link: RankLink, entry: Entry, timeline: Timeline
+        self, request: Request, offered: Offered, link: RankLink, entry: Entry, timeline: Timeline
     ) -> Completion:
         flight = Flight(request.request_id)
-        link.submit(flight, request, handoff)
+        link.submit(flight, request, offered.handoff)
         ids: list[int] = []
+        logprobs: list[float] = []
         top_logprobs: list[TopLogprobs] = []
         limit, phase = self._config.timeouts.first_token_s, "first_token"
         while True:
@@ -186,6 +191,7 @@ class Dispatcher:
             if not isinstance(event, Tokens):
                 raise _reason(event)
             ids += event.ids
+            logprobs += event.logprobs
             top_logprobs += event.top_logprobs
             self._book.grew(entry, len(event.ids))
             limit, phase = self._config.timeouts.token_s, "token"
@@ -197,7 +203,9 @@ class Dispatcher:
                     ids=tuple(ids),
                     finish_reason=event.finish_reason,
                     timeline=timeline,
+                    logprobs=tuple(logprobs),
                     top_logprobs=tuple(top_logprobs),
+                    prompt_logprobs=offered.prompt_logprobs,
                 )
 
 

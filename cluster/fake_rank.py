@@ -49,9 +49,9 @@ class FakePrefillRank:
         self._num_offered = 0
 
     @property
-    def has_work(self) -> bool:
+    def outlook(self) -> tuple[float]:
         """Whether a prompt waits."""
-        return bool(self._queue)
+        return (float(bool(self._queue)),)
 
     def submit(self, request: Request) -> None:
         """Queue a prompt."""
@@ -64,11 +64,14 @@ class FakePrefillRank:
     def pump(self) -> None:
         """Nothing to answer."""
 
-    def step(self) -> Sequence[PrefillEvent]:
+    def step(self, outlooks: Sequence[Sequence[float]] = ()) -> Sequence[PrefillEvent]:
         """Offer everything that waits."""
         requests, self._queue = self._queue, {}
         self._num_offered += len(requests)
         return [self._offer(request) for request in requests.values()]
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def check_integrity(self) -> None:
         """Nothing may be left."""
@@ -111,9 +114,9 @@ class FakeDecodeRank:
         self._num_tokens = 0
 
     @property
-    def has_work(self) -> bool:
+    def outlook(self) -> tuple[float]:
         """Whether a request runs."""
-        return bool(self._running.keys() - self._faults.silent)
+        return (float(bool(self._running.keys() - self._faults.silent)),)
 
     def submit(self, request: Request, handoff: Handoff) -> None:
         """Take a request into the batch."""
@@ -127,12 +130,15 @@ class FakeDecodeRank:
     def pump(self) -> None:
         """Nothing to answer."""
 
-    def step(self) -> Sequence[DecodeEvent]:
+    def step(self, outlooks: Sequence[Sequence[float]] = ()) -> Sequence[DecodeEvent]:
         """One token for each request, or what its fault says."""
         wanted = [
             request_id for request_id in self._running if request_id not in self._faults.silent
         ]
         return [self._event(request_id) for request_id in wanted]
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def check_integrity(self) -> None:
         """Nothing may be left."""
@@ -175,9 +181,9 @@ class FakeDecodeRank:
 class FakeExchange:
     """Every rank is on its own."""
 
-    def any(self, flag: bool) -> bool:
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Nobody else is asked."""
-        return flag
+        return [list(values)]
 
     def close(self) -> None:
         """Nothing to leave."""

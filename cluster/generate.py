@@ -12,19 +12,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor
 
 from ..decode.admission import output_limit
-from ..decode.sampler import sample, top_logprobs
-from ..decode.scheduler import HISTORY_TOKENS, finish_reason
+from ..decode.lane import HISTORY_TOKENS
+from ..decode.sampler import SampledRows, logprobs, sample
+from ..decode.stops import StopChecker, ending_ids, visible_text
 from ..model.batch import Logits, Span
 from ..model.config import load_config
 from ..model.network import Network, NetworkOptions, load_network
 from ..model.tokenizer import Tokenizer
-from ..transfer.errors import ConfigError, InvalidRequestError, PromptTooLongError
-from ..transfer.request import SamplingParams, TopLogprobs
+from ..prefill.logprobs import prompt_logprobs
+from ..transfer.errors import InvalidRequestError, PromptTooLongError, RankError
+from ..transfer.request import PromptLogprob, SamplingParams, TopLogprobs
+from .sampling_flags import add_sampling_arguments, parse_ids, sampling_params
 
 CHUNK_TOKENS = 512
 _SCORE_TOP_LOGPROBS = 20
@@ -33,10 +37,11 @@ _SLOT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One sampled token, with its position's likeliest tokens when they were asked for."""
+    """One sampled token, its logarithm of probability, and its position's likeliest tokens when they were asked for."""
 
     token_id: int
     finish_reason: str | None
+    logprob: float
     top_logprobs: TopLogprobs | None
 
 
@@ -65,19 +70,35 @@ def continue_prompt(
     *,
     exact: bool,
     num_logprobs: int,
+    pieces: Sequence[bytes] = (),
 ) -> Iterator[Step]:
-    """Sample from ``first``, the logits [1, V] of the last prompt row, and go on until a stop or the length."""
-    ids, logits = list(prompt_ids), first
-    tail_start = 0 if exact else max(0, len(prompt_ids) - network.keep)
+    """Sample from ``first``, the logits [1, V] of the last prompt row, and go on until a stop or the length.
+
+    ``pieces`` are the bytes of the text of every id, for stop strings.
+    """
+    prompt, ids, output, logits = tuple(prompt_ids), list(prompt_ids), list[int](), first
+    tail_start = 0 if exact else max(0, len(prompt) - network.keep)
     config = network.config
-    limit = output_limit(len(prompt_ids), params.max_tokens, config.max_position_embeddings)
-    for count in range(1, limit + 1):
-        token = sample(logits, [params], [len(ids)])[0]
-        reason = finish_reason(token, count, limit, params, config.eos_token_id)
-        likeliest = top_logprobs(logits, num_logprobs)[0] if num_logprobs else None
-        yield Step(token_id=token, finish_reason=reason, top_logprobs=likeliest)
+    limit = output_limit(len(prompt), params.max_tokens, config.max_position_embeddings)
+    stops = StopChecker(params, config.eos_token_id, limit, pieces)
+    while True:
+        rows = SampledRows(params=params, prompt_ids=prompt, output_ids=output)
+        token = int(sample(logits, [rows], config.eos_token_id)[0])
+        if token < 0:
+            raise RankError(
+                f"no token can follow at position {len(ids)}: its logits are not finite, or every token is forbidden"
+            )
+        _, reason = stops.push([token])
+        (chosen,), likeliest = logprobs(logits, [token], num_logprobs)
+        yield Step(
+            token_id=token,
+            finish_reason=reason,
+            logprob=chosen,
+            top_logprobs=likeliest[0] if num_logprobs else None,
+        )
         if reason is not None:
             return
+        output.append(token)
         ids.append(token)
         span = _span(network, ids, len(ids) - 1, len(ids), tail_start, Logits.LAST)
         logits = network.forward([span])
@@ -126,14 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
     prompt.add_argument("--chat", metavar="TEXT", help="what the user says; the assistant answers")
     prompt.add_argument("--ids", metavar="1,2,3", help="token ids to continue, nothing is added")
-    parser.add_argument("--max-tokens", type=int, default=128, help="default: 128")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    parser.add_argument("--top-p", type=float, default=1.0, help="default: 1, nothing is cut off")
-    parser.add_argument("--top-k", type=int, default=0, help="default: 0, nothing is cut off")
-    parser.add_argument("--seed", type=int, default=0, help="names the random stream; default: 0")
-    parser.add_argument(
-        "--ignore-eos", action="store_true", help="go on after the end-of-text token"
-    )
+    add_sampling_arguments(parser)
     parser.add_argument(
         "--top-logprobs",
         type=int,
@@ -156,16 +170,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, object] | None:
     """Carry out ``headrace generate``. Returns the document with ``--json``, else writes text as it comes."""
     directory: Path = args.checkpoint
-    params = SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        seed=args.seed,
-        ignore_eos=args.ignore_eos,
-    )
-    asked_ids = None if args.ids is None else _parse_ids(args.ids)
+    params = sampling_params(args)
+    asked_ids = None if args.ids is None else parse_ids("--ids", args.ids)
     config = load_config(directory)
+    params.check_vocabulary(config.vocab_size)
     tokenizer = Tokenizer(directory, config)
     if asked_ids is not None:
         prompt_ids = asked_ids
@@ -175,54 +183,85 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
         prompt_ids = tokenizer.encode_prompt(args.prompt)
     _check_prompt(prompt_ids, config.vocab_size, config.max_position_embeddings)
     num_logprobs = _num_logprobs(args.top_logprobs, args.score, config.vocab_size)
-    exact = bool(args.exact or args.score)
+    num_prompt = params.prompt_logprobs
+    exact = bool(args.exact or args.score or num_prompt is not None)
     network = open_for_one(directory, len(prompt_ids) + params.max_tokens, numerics=args.numerics)
 
     scored: list[TopLogprobs] = []
+    prompted: list[PromptLogprob] = []
     last = torch.empty(0)
-    for logits in prompt_logits(network, prompt_ids, exact=exact, score=args.score):
+    score = bool(args.score or num_prompt is not None)
+    for logits in prompt_logits(network, prompt_ids, exact=exact, score=score):
         if args.score:
-            scored.extend(top_logprobs(logits, num_logprobs))
+            scored.extend(logprobs(logits, [0] * len(logits), num_logprobs)[1])
+        if num_prompt is not None:
+            after = prompt_ids[len(prompted) + 1 : len(prompted) + 1 + len(logits)]
+            prompted.extend(prompt_logprobs(logits[: len(after)], after, num_prompt))
         last = logits[-1:]
-    decoder = tokenizer.incremental()
+    writer = _Writer(tokenizer, params, sys.stdout if not args.json else None)
     steps: list[Step] = []
-    text = ""
     for step in continue_prompt(
-        network, prompt_ids, last, params, exact=exact, num_logprobs=num_logprobs
+        network,
+        prompt_ids,
+        last,
+        params,
+        exact=exact,
+        num_logprobs=num_logprobs,
+        pieces=tokenizer.text_bytes,
     ):
         steps.append(step)
-        piece = decoder.push([step.token_id])
-        text += piece
-        if not args.json:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-    rest = decoder.finish()
+        writer.push(step)
     if not args.json:
-        sys.stdout.write(rest + "\n")
         return None
     document: dict[str, object] = {
         "prompt_ids": list(prompt_ids),
         "ids": [step.token_id for step in steps],
-        "text": text + rest,
+        "text": writer.shown,
         "top_logprobs": [_plain(step.top_logprobs) for step in steps if step.top_logprobs],
         "finish_reason": steps[-1].finish_reason,
     }
+    if params.logprobs:
+        document["logprobs"] = [step.logprob for step in steps]
+    if num_prompt is not None:
+        document["prompt_logprobs"] = [
+            {"logprob": entry.logprob, "rank": entry.rank, **_plain(entry.likeliest)}
+            for entry in prompted
+        ]
     if args.score:
         document["prompt_top_logprobs"] = [_plain(entry) for entry in scored]
     return document
 
 
+class _Writer:
+    """Text of an answer as it comes, without a stop string; ``shown`` is what was written to ``out``, if to any."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, out: TextIO | None) -> None:
+        self._params = params
+        self._decoder = tokenizer.incremental()
+        self._ending = ending_ids(params, tokenizer.eos_token_id)
+        self._out = out
+        self._text = self.shown = ""
+        self._num_tokens = self._begin = 0
+
+    def push(self, step: Step) -> None:
+        """Take the next token."""
+        finished = step.finish_reason is not None
+        ended = step.finish_reason == "stop" and step.token_id in self._ending
+        self._text += "" if ended else self._decoder.push([step.token_id])
+        self._num_tokens += 1
+        if self._num_tokens <= self._params.min_tokens:
+            self._begin = len(self._text)
+        if finished:
+            self._text += self._decoder.finish()
+        visible = visible_text(self._text, self._params.stop, finished, begin=self._begin)
+        if self._out is not None:
+            self._out.write(visible[len(self.shown) :] + "\n" * finished)
+            self._out.flush()
+        self.shown = visible
+
+
 def _plain(entry: TopLogprobs) -> dict[str, list[float]]:
     return {"ids": list(entry.ids), "logprobs": list(entry.logprobs)}
-
-
-def _parse_ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--ids {text!r}: give token ids separated by commas, such as 0,17,42"
-        ) from None
 
 
 def _check_prompt(prompt_ids: Sequence[int], vocab: int, context: int) -> None:

@@ -144,6 +144,7 @@ class RankHost:
             built = self._builder.load(self._who, self._config, self._exchange)
             self._built = built
             self._loop.on_close(built.peering.close)
+            self._loop.on_close(built.rank.close)
             return Loaded(pairing=built.peering.pairing(), context_tokens=built.context_tokens)
 
         return self._loop.call(run, self._config.timeouts.load_s, "loading")

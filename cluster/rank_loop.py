@@ -3,10 +3,10 @@
     callers' threads                         the loop's thread
     call(fn)       --> commands -->   run commands, in order
     submit_many()  -->                pump()                        answer peers, expire leases
-                                      exchange.any(rank.has_work)   the whole instance agrees
-    collect()      <-- events  <--    step(), or a short nap
+                                      exchange.gather(rank.outlook)    the whole instance agrees
+    collect()      <-- events  <--    step(outlooks), or a short nap
 
-Every rank of an instance asks ``exchange.any`` once a turn, and steps exactly when the answer is yes; a rank without
+Every rank of an instance gathers the outlooks once a turn, and steps exactly when any of them has work; a rank without
 work steps with zero rows. If the thread dies, everything that is asked of the loop later raises RankError with the
 cause, after the events that happened before.
 """
@@ -42,8 +42,11 @@ class SteppedRank(Protocol):
     """What the loop needs of a prefill or decode rank. All methods are called from the loop's thread."""
 
     @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
+    def outlook(self) -> Sequence[float]:
+        """What the other ranks of the instance are told before a turn, always equally many numbers.
+
+        The first is above 0 when a step would do anything here.
+        """
         ...
 
     @property
@@ -59,8 +62,8 @@ class SteppedRank(Protocol):
         """Answer peers and expire leases; cheap."""
         ...
 
-    def step(self) -> Sequence[Event]:
-        """One forward pass, with zero rows if there is no work here."""
+    def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
+        """One turn of the instance, whose ranks have ``outlooks``; with zero rows if there is no work here."""
         ...
 
     def check_integrity(self) -> None:
@@ -71,12 +74,16 @@ class SteppedRank(Protocol):
         """Counters and gauges, plain values."""
         ...
 
+    def close(self) -> None:
+        """End the threads and processes that the rank started."""
+        ...
+
 
 class Agreement(Protocol):
     """What the loop needs of an expert exchange."""
 
-    def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is true on any rank of the instance."""
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's ``values``, in rank order."""
         ...
 
 
@@ -272,7 +279,8 @@ class RankLoop:
     def _turn(self, rank: SteppedRank, agreement: Agreement) -> bool:
         """Whether the instance stepped."""
         rank.pump()
-        if not agreement.any(rank.has_work):
+        outlooks = agreement.gather(rank.outlook)
+        if not any(outlook[0] for outlook in outlooks):
             return False
-        self._publish(rank.step())
+        self._publish(rank.step(outlooks))
         return True

@@ -23,11 +23,15 @@ from .rooms import Room
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What is arriving. ``num_blocks`` is its reservation, ``since`` when it came (rank's timer)."""
+    """What is arriving.
+
+    It enters with ``num_blocks`` blocks, and ``can_grow`` beyond them; ``since`` is when it came (rank's timer).
+    """
 
     request: Request
     handoff: Handoff
     num_blocks: int
+    can_grow: bool
     since: float
 
 

@@ -10,12 +10,14 @@ from ..transfer.request import TopLogprobs
 class Tokens:
     """New tokens of a request; the last event of a request has a ``finish_reason`` (``stop`` or ``length``).
 
+    ``logprobs`` and ``top_logprobs`` have an entry for each id if they were asked for, and are empty otherwise.
     ``admitted``, ``first_token`` and ``last_token`` (this event) are instants of its timeline.
     """
 
     request_id: str
     ids: tuple[int, ...]
-    top_logprobs: tuple[TopLogprobs, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] = ()
     finish_reason: str | None
     admitted: float
     first_token: float

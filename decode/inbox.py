@@ -6,6 +6,7 @@ Everything is polled and nothing blocks. A release goes out when a handoff is Re
 gets its blocks back early; when it is lost, the lease ends by itself. ``arrival`` holds the states.
 """
 
+from collections.abc import Iterator
 from itertools import count
 
 from ..model.cache import Cache
@@ -20,7 +21,7 @@ from ..transfer.errors import (
 from ..transfer.messages import Handoff, LeaseAlive, LeaseGone
 from ..transfer.plan import plan_copies
 from ..transfer.request import Request
-from .admission import count_admissible
+from .admission import Demand, Supply, count_admissible
 from .arrival import (
     Accepted,
     Arrival,
@@ -74,18 +75,48 @@ class Inbox:
         """Every arrival that is not over, oldest first."""
         return list(self._states.values())
 
-    def add(self, request: Request, handoff: Handoff, num_blocks: int, now: float) -> None:
-        """Queue a handoff that will be given ``num_blocks`` blocks."""
-        arrival = Arrival(request=request, handoff=handoff, num_blocks=num_blocks, since=now)
-        self._states[next(self._numbers)] = Waiting(arrival)
+    @property
+    def num_arriving(self) -> int:
+        """Arrivals that will take a place in the batch: they hold a room, and were not given up."""
+        return sum(1 for _ in self._arriving())
+
+    @property
+    def num_growing(self) -> int:
+        """Those of them that may grow beyond the room they hold."""
+        return sum(arrival.can_grow for arrival in self._arriving())
+
+    def wanted_blocks(self, now: float) -> int:
+        """Blocks that the next arrival waits for although half of its lease is over; 0 if it can wait on."""
+        for state in self._states.values():
+            if isinstance(state, Waiting):
+                return state.arrival.num_blocks if _is_overdue(state.arrival, now) else 0
+        return 0
+
+    def add(
+        self, request: Request, handoff: Handoff, num_blocks: int, can_grow: bool, now: float
+    ) -> None:
+        """Queue a handoff that enters with ``num_blocks`` blocks; ``can_grow`` if its answer may need more."""
+        self._states[next(self._numbers)] = Waiting(
+            Arrival(
+                request=request,
+                handoff=handoff,
+                num_blocks=num_blocks,
+                can_grow=can_grow,
+                since=now,
+            )
+        )
 
     def cancel(self, request_id: str) -> None:
         """Give up a request without a Failure. Unknown ids are fine."""
         for key in self._wanted(request_id):
             self._drop(key, None)
 
-    def poll(self, now: float, free_places: int) -> None:
-        """Move every arrival as far as it goes now; start reads for at most ``free_places`` places in the batch."""
+    def poll(self, now: float, free_places: int, num_growing: int = 0, num_paused: int = 0) -> None:
+        """Move every arrival as far as it goes now; start reads for those who may enter.
+
+        The batch has ``free_places``, arrivals not counted, and ``num_growing`` requests that may need more blocks;
+        ``num_paused`` requests wait to resume.
+        """
         for peer, answer in self._holders.answers():
             self._answered(peer, answer)
         for key, state in list(self._states.items()):
@@ -98,7 +129,7 @@ class Inbox:
                     self._drop(key, LeaseExpiredError("the lease ended before there was room here"))
                 case _:
                     pass
-        self._admit(now, free_places)
+        self._admit(now, free_places, num_growing, num_paused)
 
     def take_ready(self) -> list[Ready]:
         """Hand over what may join the batch; the caller owns the rooms."""
@@ -132,14 +163,30 @@ class Inbox:
             if state.arrival.request.request_id == request_id and not isinstance(state, Draining)
         ]
 
-    def _admit(self, now: float, free_places: int) -> None:
-        in_flight = sum(not isinstance(s, Waiting | Draining) for s in self._states.values())
+    def _arriving(self) -> Iterator[Arrival]:
+        for state in self._states.values():
+            if isinstance(state, Reading | Confirming | Ready):
+                yield state.arrival
+
+    def _admit(self, now: float, free_places: int, num_growing: int, num_paused: int) -> None:
         waiting = [(key, s.arrival) for key, s in self._states.items() if isinstance(s, Waiting)]
         admissible = count_admissible(
-            [arrival.num_blocks for _, arrival in waiting],
-            free_blocks=self._rooms.free_blocks,
-            free_slots=self._rooms.free_slots,
-            free_places=max(0, free_places - in_flight),
+            [
+                Demand(
+                    num_blocks=arrival.num_blocks,
+                    can_grow=arrival.can_grow,
+                    overdue=_is_overdue(arrival, now),
+                )
+                for _, arrival in waiting
+            ],
+            Supply(
+                num_blocks=self._rooms.num_blocks,
+                free_blocks=self._rooms.free_blocks,
+                free_slots=self._rooms.free_slots,
+                free_places=free_places - self.num_arriving,
+                num_growing=num_growing + self.num_growing,
+                num_paused=num_paused,
+            ),
         )
         for key, arrival in waiting[:admissible]:
             self._start(key, arrival, now)
@@ -252,3 +299,8 @@ class Inbox:
             f"phase {phase}: no answer from {arrival.handoff.holder} within decode.{setting} = "
             f"{getattr(self._config, setting)} s"
         )
+
+
+def _is_overdue(arrival: Arrival, now: float) -> bool:
+    """Whether an arrival has waited for half of its lease."""
+    return now - arrival.since >= arrival.handoff.lease_s / 2

@@ -1,53 +1,71 @@
-"""One decode rank: takes in what the inbox has checked, runs one row of every request per step, and samples."""
+"""One decode rank: takes in what the inbox has checked, plans steps, and delivers what they give.
+
+A step is two launches on the rank's stream, and the two loops differ only in when its results are handled:
+
+    plain       forward N | sampling N | handle N | plan N+1 | forward N+1 | ...
+    overlapped  forward N | sampling N | forward N+1 ...........| sampling N+1
+                           plan N+1 ^     ^ handle N, while forward N+1 runs
+
+Both give the same tokens: what a step computes depends on the lanes alone, which the stream keeps in order.
+"""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..model.batch import Logits, Span
-from ..model.cache import Cache
-from ..model.config import ModelConfig
 from ..transfer.backend import TransferBackend
-from ..transfer.errors import HeadraceError, InvalidRequestError, RankError
+from ..transfer.errors import HeadraceError, InvalidRequestError
 from ..transfer.messages import Handoff
 from ..transfer.request import Request
 from .admission import blocks_needed, check_fits, output_limit
-from .arrival import room_of
+from .arrival import Ready, room_of
 from .config import DecodeConfig
+from .counters import Counters, StepRecord
 from .events import DecodeEvent, DecodeFailed, Tokens
+from .executor import Executor, Network, Pass, Sampled
+from .grammar import GrammarState
+from .grammar_compiler import Compiling, GrammarCompiler
+from .host_store import HostStore
 from .inbox import Inbox
-from .rooms import Room, Rooms
-from .sampler import sample, top_logprobs
-from .scheduler import finish_reason, next_row
-
-
-class Network(Protocol):
-    """What a rank needs of the model."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-    @property
-    def cache(self) -> Cache: ...
-    def forward(self, spans: Sequence[Span]) -> Tensor: ...
+from .lane import Lane, Outcome, Replay, StepPlan, Turn
+from .pause_meter import PauseMeter
+from .planner import max_drafts, replay_chunks
+from .pressure import decide
+from .proposers import make_proposer
+from .residents import Resident, Residents
+from .rooms import Rooms
+from .speculation import Speculation
+from .step_cost import StepCost
+from .stops import StopChecker
+from .stream import InlineStream, Launched, Stream, ThreadStream, launch_window
 
 
 @dataclass(slots=True, kw_only=True)
-class Running:
-    """A request in the batch. Owns ``room``; ``output_ids`` grows by one a step."""
+class Step:
+    """A step on its way: number ``number``, planned in ``plan_s`` seconds, and what was launched of it."""
 
-    request: Request
-    room: Room
-    limit: int
-    admitted: float
-    first_token: float = 0.0
-    output_ids: list[int] = field(default_factory=list[int])
+    number: int
+    plan: StepPlan
+    plan_s: float
+    residents: dict[Lane, Resident]
+    forward: Launched[Pass]
+    sampling: Launched[Sampled] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Entering:
+    """A request whose bytes are here, and whose grammar may still be compiled."""
+
+    ready: Ready
+    compiling: Compiling | None
 
 
 class DecodeRank:
-    """All methods from the loop's thread. ``clock`` stamps timelines, ``timer`` measures deadlines."""
+    """All methods from the loop's thread. ``clock`` stamps timelines, ``timer`` measures deadlines.
+
+    ``pieces`` are the bytes of every token id, for stop strings; ``grammars`` compiles what requests ask for;
+    ``cost`` is what steps cost, for choosing how many drafts to verify; ``rank`` is our place in the instance.
+    """
 
     def __init__(
         self,
@@ -57,6 +75,11 @@ class DecodeRank:
         config: DecodeConfig,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.monotonic,
+        *,
+        pieces: Sequence[bytes] = (),
+        grammars: GrammarCompiler | None = None,
+        cost: StepCost | None = None,
+        rank: int = 0,
     ) -> None:
         self.name = name
         self._network = network
@@ -64,18 +87,30 @@ class DecodeRank:
         self._clock = clock
         self._timer = timer
         self._layout = network.cache.layout
+        self._pieces = pieces
+        self._grammars = grammars
         self._rooms = Rooms(network.cache)
         self._inbox = Inbox(backend, network.cache, self._rooms, config)
-        self._running: dict[str, Running] = {}
-        self._failures: list[DecodeEvent] = []
-        self._num_steps = self._num_tokens = self._num_finished = self._num_failed = 0
+        store = HostStore(self._layout, config.host_cache_mib << 20)
+        self._residents = Residents(network.cache, self._rooms, store)
+        self._entering: list[Entering] = []
+        self._compiling: dict[str, Compiling] = {}
+        proposer = make_proposer(network.drafter, config.speculation, network.config.eos_token_id)
+        self._speculation = Speculation(config.speculation, proposer.num_drafts, cost, rank)
+        self._executor = Executor(name, network, proposer, time.perf_counter)
+        self._stream: Stream = ThreadStream(name) if config.overlap else InlineStream()
+        self._current: Step | None = None
+        self._num_launched = self._num_done = 0
+        self._meter = PauseMeter()
+        self._events: list[DecodeEvent] = []
+        self._counters = Counters(proposer.num_drafts)
 
     def submit(self, request: Request, handoff: Handoff) -> None:
         """Queue a handoff. Raises PromptTooLongError or InvalidRequestError, and then keeps nothing of it.
 
-        What is wrong with the handoff comes as DecodeFailed.
+        What is wrong with the handoff or the grammar comes as DecodeFailed.
         """
-        if request.request_id in self._running or request.request_id in self._inbox:
+        if self._knows(request.request_id):
             raise InvalidRequestError(
                 f"request_id = {request.request_id!r} is not allowed: this rank already works on a request of that "
                 "id; give every request an id of its own"
@@ -88,66 +123,120 @@ class DecodeRank:
             block_tokens=block_tokens,
             num_blocks=self._rooms.num_blocks,
         )
-        num_blocks = blocks_needed(length, self._limit(request), block_tokens)
-        self._inbox.add(request, handoff, num_blocks, self._timer())
+        self._check_sampling(request)
+        limit = self._limit(request)
+        at_first = blocks_needed(length, min(limit, 1), block_tokens)
+        most = blocks_needed(length, limit, block_tokens)
+        self._inbox.add(request, handoff, at_first, most > at_first, self._timer())
+        if request.sampling.grammar is not None and self._grammars is not None:
+            self._compiling[request.request_id] = self._grammars.submit(request.sampling.grammar)
 
     def cancel(self, request_id: str) -> None:
-        """Free everything of a request, in whatever state it is; no event follows. Unknown ids are fine."""
+        """Free everything of a request, in whatever state it is; no event follows. Unknown ids are fine.
+
+        Memory that a step in flight may write to is freed when that step is over.
+        """
         self._inbox.cancel(request_id)
-        running = self._running.pop(request_id, None)
-        if running is not None:
-            self._rooms.give(running.room)
-        self._failures = [event for event in self._failures if event.request_id != request_id]
+        self._leave(request_id)
+        self._events = [event for event in self._events if event.request_id != request_id]
 
     @property
-    def has_work(self) -> bool:
-        """Whether a step would run a row or report anything. Arrivals move in ``pump`` and are no work."""
-        return bool(self._running or self._failures)
+    def outlook(self) -> list[float]:
+        """What the other ranks are told before a turn: whether there is work, then the load of the next step."""
+        running = self._residents.running
+        load = self._speculation.load(
+            len(running), sum(resident.num_context for resident in running)
+        )
+        has_work = bool(self._events or self._current or self._wants_pass())
+        return [float(has_work), float(self._wants_pass()), *load.to_vector()]
 
     def pump(self) -> None:
         """Move arrivals, and take those that are ready into the batch. Never blocks."""
-        self._inbox.poll(self._timer(), self._config.max_batch - len(self._running))
+        self._inbox.poll(
+            self._timer(),
+            self._max_requests() - len(self._residents) - len(self._entering),
+            self._residents.num_growing,
+            len(self._residents.paused),
+        )
         for ready in self._inbox.take_ready():
-            request = ready.arrival.request
-            self._running[request.request_id] = Running(
-                request=request,
-                room=ready.room,
-                limit=self._limit(request),
-                admitted=self._clock(),
-            )
+            compiling = self._compiling.pop(ready.arrival.request.request_id, None)
+            self._entering.append(Entering(ready=ready, compiling=compiling))
+        self._entering = [entering for entering in self._entering if not self._enter(entering)]
         for failure in self._inbox.take_failures():
+            self._compiling.pop(failure.request_id, None)
             self._fail(failure.request_id, failure.error)
 
-    def step(self) -> list[DecodeEvent]:
-        """Run one row of every request in the batch: exactly one forward pass, of zero spans when there is none."""
-        batch = list(self._running.values())
-        logits = self._network.forward([self._span(running) for running in batch])
-        self._num_steps += 1
-        events = self._sample(batch, logits) if batch else []
-        failures, self._failures = self._failures, []
-        return events + failures
+    def step(self, outlooks: Sequence[Sequence[float]] = ()) -> list[DecodeEvent]:
+        """One turn of the instance: one forward pass if any of its ranks wants one, of zero spans if we do not."""
+        outlooks = outlooks or [self.outlook]
+        launched = None
+        if any(outlook[1] for outlook in outlooks):
+            began = time.perf_counter()
+            plan, residents = self._plan([outlook[2:] for outlook in outlooks])
+            launched = self._launch(plan, residents, time.perf_counter() - began)
+        self._finish_current()
+        if launched is not None:
+            self._launch_sampling(launched)
+            self._current = launched
+            if not self._config.overlap:
+                self._finish_current()
+        events, self._events = self._events, []
+        return events
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and slot is free or owned exactly once."""
         arriving = [room for state in self._inbox.states if (room := room_of(state)) is not None]
-        running = [running.room for running in self._running.values()]
-        self._rooms.check_integrity(arriving + running)
+        self._residents.check_integrity([*arriving, *(e.ready.room for e in self._entering)])
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Counts for the router and the operator."""
+        running = self._residents.running
         return {
             **self._inbox.stats(),
-            "running": len(self._running),
-            "context_tokens": sum(
-                len(r.request.prompt_ids) + len(r.output_ids) for r in self._running.values()
-            ),
+            "compiling": len(self._entering),
+            "running": len(running),
+            "paused": len(self._residents.paused),
+            "pauses": self._residents.num_pauses,
+            "context_tokens": sum(resident.num_context for resident in running),
             "free_blocks": self._rooms.free_blocks,
             "free_slots": self._rooms.free_slots,
-            "steps": self._num_steps,
-            "tokens": self._num_tokens,
-            "finished": self._num_finished,
-            "failed": self._num_failed,
+            **self._counters.stats(),
         }
+
+    def close(self) -> None:
+        """End the rank's threads and the process that compiles grammars."""
+        self._stream.close()
+        self._executor.close()
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _knows(self, request_id: str) -> bool:
+        return (
+            request_id in self._residents
+            or request_id in self._inbox
+            or any(e.ready.arrival.request.request_id == request_id for e in self._entering)
+        )
+
+    def _check_sampling(self, request: Request) -> None:
+        params = request.sampling
+        if params.stop and not self._pieces:
+            raise InvalidRequestError(
+                f"stop = {params.stop!r} needs a tokenizer, this rank has none"
+            )
+        if params.grammar is not None and self._grammars is None:
+            raise InvalidRequestError(
+                f"grammar kind = {params.grammar.kind!r} needs a grammar compiler, this rank has none"
+            )
+        vocabulary = self._network.config.vocab_size
+        for name, ids in (
+            ("logit_bias", [token for token, _ in params.logit_bias]),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            wrong = [token for token in ids if token >= vocabulary]
+            if wrong:
+                raise InvalidRequestError(
+                    f"{name} holds {wrong[0]}, which is not allowed: an id from 0 to {vocabulary - 1}"
+                )
 
     def _limit(self, request: Request) -> int:
         return output_limit(
@@ -156,63 +245,218 @@ class DecodeRank:
             self._network.config.max_position_embeddings,
         )
 
-    def _span(self, running: Running) -> Span:
-        prompt_ids = running.request.prompt_ids
-        row = next_row(prompt_ids, running.output_ids)
-        return Span(
-            token_ids=(row.token_id,),
-            start=row.position,
-            history=row.history,
-            slot=running.room.slot,
-            blocks=running.room.blocks,
-            tail_start=max(0, len(prompt_ids) - self._layout.keep),
-            logits=Logits.LAST,
+    def _max_requests(self) -> int:
+        running = self._residents.running
+        context = sum(resident.num_context for resident in running) // max(1, len(running))
+        return self._speculation.max_requests(self._config.max_batch, context)
+
+    def _enter(self, entering: Entering) -> bool:
+        """Let a request join the batch, or fail; False while its grammar is not compiled."""
+        request, room = entering.ready.arrival.request, entering.ready.room
+        lane = Lane(
+            request=request,
+            slot=room.slot,
+            tail_start=request.tail_start(self._layout.keep),
+        )
+        if entering.compiling is not None:
+            try:
+                language = entering.compiling.poll()
+            except HeadraceError as error:
+                self._rooms.give(room)
+                self._fail(request.request_id, error)
+                return True
+            if language is None:
+                return False
+            lane.grammar = GrammarState(language)
+        self._executor.enter(lane)
+        limit = self._limit(request)
+        self._residents.join(
+            Resident(
+                lane=lane,
+                age=self._residents.next_age(),
+                limit=limit,
+                stops=StopChecker(
+                    request.sampling, self._network.config.eos_token_id, limit, self._pieces
+                ),
+                admitted=self._clock(),
+                room=room,
+            )
+        )
+        return True
+
+    def _wants_pass(self) -> bool:
+        """Whether a step could run a row of ours, or bring back who is paused."""
+        return any(
+            resident.room is None
+            or resident.num_replayed is not None
+            or max_drafts(resident.answer, 0) is not None
+            for resident in self._residents.all
         )
 
-    def _sample(self, batch: Sequence[Running], logits: Tensor) -> list[DecodeEvent]:
-        params = [running.request.sampling for running in batch]
-        positions = [len(r.request.prompt_ids) + len(r.output_ids) for r in batch]
-        finite = logits.amax(dim=-1).isfinite().tolist()
-        good = [row for row in range(len(batch)) if finite[row]]
-        chosen = logits if len(good) == len(batch) else logits[good]
-        tokens = sample(chosen, [params[r] for r in good], [positions[r] for r in good])
-        for row, running in enumerate(batch):
-            if not finite[row]:
-                error = RankError(f"{self.name}: logits at {positions[row] - 1} are not finite")
-                self.cancel(running.request.request_id)
-                self._fail(running.request.request_id, error)
+    def _plan(self, loads: Sequence[Sequence[float]]) -> tuple[StepPlan, dict[Lane, Resident]]:
+        budget = self._speculation.budget(loads)
+        stalled = self._relieve(budget.max_drafts)
+        turns: list[Turn] = []
+        residents: dict[Lane, Resident] = {}
+        replaying: list[Resident] = []
+        for resident in self._residents.running:
+            assert resident.room is not None
+            if resident.num_replayed is not None:
+                replaying.append(resident)
+                continue
+            drafts = max_drafts(resident.answer, budget.max_drafts)
+            if drafts is None or resident.request_id == stalled:
+                continue
+            turns.append(Turn(lane=resident.lane, blocks=resident.room.blocks, max_drafts=drafts))
+            residents[resident.lane] = resident
+        plan = StepPlan(
+            turns=tuple(turns),
+            replays=tuple(self._replays(replaying)),
+            min_survival=budget.min_survival,
+            draft=budget.draft,
+        )
+        return plan, residents
+
+    def _relieve(self, num_drafts: int) -> str | None:
+        """Make room for the next step: growth, pauses, resumptions. Returns who has to wait a step, if anybody."""
+        while True:
+            running, paused = self._residents.views(num_drafts)
+            now = self._timer()
+            memory = self._residents.memory(
+                free_places=self._config.max_batch
+                - len(running)
+                - len(self._entering)
+                - self._inbox.num_arriving,
+                arriving_growing=self._inbox.num_growing + len(self._entering),
+                wanted_blocks=self._inbox.wanted_blocks(now),
+            )
+            decision = decide(running, paused, memory, self._meter.costs)
+            if not (decision.pauses and self._current):
+                break
+            self._finish_current()  # whoever is paused must not be in flight; afterwards memory looks different
+        self._residents.apply(decision, self._meter)
+        return decision.stalled
+
+    def _replays(self, replaying: Sequence[Resident]) -> list[Replay]:
+        """The next rows of dropped caches; whoever has them all goes on as before in the next step."""
+        lengths = [resident.num_context - 1 for resident in replaying]
+        done = [resident.num_replayed or 0 for resident in replaying]
+        counts = replay_chunks(lengths, done, self._config.recompute_tokens)
+        replays: list[Replay] = []
+        for resident, length, start, count in zip(replaying, lengths, done, counts, strict=True):
+            assert resident.room is not None
+            resident.num_replayed = start + count if start + count < length else None
+            if count:
+                replays.append(
+                    Replay(
+                        lane=resident.lane, blocks=resident.room.blocks, start=start, count=count
+                    )
+                )
+        return replays
+
+    def _launch(self, plan: StepPlan, residents: dict[Lane, Resident], plan_s: float) -> Step:
+        for turn in plan.turns:
+            residents[turn.lane].in_flight += 1 + turn.max_drafts
+        self._num_launched += 1
+        with launch_window():
+            forward = self._stream.launch(lambda: self._executor.forward(plan))
+        return Step(
+            number=self._num_launched,
+            plan=plan,
+            plan_s=plan_s,
+            residents=residents,
+            forward=forward,
+        )
+
+    def _launch_sampling(self, step: Step) -> None:
+        over = frozenset(lane for lane, resident in step.residents.items() if resident.ended)
+        with launch_window():
+            step.sampling = self._stream.launch(
+                lambda: self._executor.sample(step.forward.result(), over)
+            )
+
+    def _finish_current(self) -> None:
+        """Wait for the step in flight, if there is one, and deliver what it gave."""
+        step, self._current = self._current, None
+        if step is None:
+            return
+        assert step.sampling is not None
+        sampled = step.sampling.result()
+        self._num_done = step.number
+        self._residents.settle(self._num_done)
+        for turn in step.plan.turns:
+            step.residents[turn.lane].in_flight -= 1 + turn.max_drafts
         now = self._clock()
-        return [
-            self._emit(batch[row], token, logits[row : row + 1], now)
-            for row, token in zip(good, tokens, strict=True)
+        num_tokens = 0
+        for outcome in sampled.outcomes:
+            resident = step.residents[outcome.lane]
+            if not resident.ended:
+                num_tokens += self._deliver(resident, outcome, now)
+        self._observe(step, sampled, num_tokens)
+
+    def _deliver(self, resident: Resident, outcome: Outcome, now: float) -> int:
+        """Report new tokens, up to the one that ends the answer; returns how many."""
+        request_id = resident.request_id
+        if outcome.error is not None:
+            self._leave(request_id)
+            self._fail(request_id, outcome.error)
+            return 0
+        count, reason = resident.stops.push(outcome.ids)
+        resident.num_known += count
+        resident.confidences = outcome.confidences
+        resident.num_verified += outcome.num_verified
+        resident.num_accepted += len(outcome.ids) - 1
+        resident.first_token = resident.first_token or now
+        if reason is not None:
+            self._counters.num_finished += 1
+            self._leave(request_id)
+        self._events.append(
+            Tokens(
+                request_id=request_id,
+                ids=outcome.ids[:count],
+                logprobs=outcome.logprobs[:count],
+                top_logprobs=outcome.top_logprobs[:count],
+                finish_reason=reason,
+                admitted=resident.admitted,
+                first_token=resident.first_token,
+                last_token=now,
+            )
+        )
+        return count
+
+    def _observe(self, step: Step, sampled: Sampled, num_tokens: int) -> None:
+        done = step.forward.result()
+        assert step.sampling is not None
+        record = StepRecord(
+            num_requests=len(step.plan.turns),
+            num_rows=sum(done.num_drafts) + len(done.num_drafts),
+            num_replayed=sum(replay.count for replay in step.plan.replays),
+            num_tokens=num_tokens,
+            plan_s=step.plan_s,
+            forward_s=step.forward.seconds,
+            sample_s=step.sampling.seconds - sampled.draft_s,
+            draft_s=sampled.draft_s,
+        )
+        outcomes = [outcome for outcome in sampled.outcomes if outcome.ids]
+        self._counters.step(record, [(o.num_verified, len(o.ids) - 1) for o in outcomes])
+        if record.num_replayed > record.num_rows:
+            self._meter.recomputed(record.num_replayed + record.num_rows, record.forward_s)
+        elif record.num_rows and not record.num_replayed:
+            context = sum(resident.num_context for resident in step.residents.values())
+            self._speculation.observe(record, context, outcomes, step.plan.draft)
+
+    def _leave(self, request_id: str) -> None:
+        """Take a request out of the rank, once its bytes are here."""
+        self._compiling.pop(request_id, None)
+        self._residents.end(request_id, self._num_launched)
+        self._residents.settle(self._num_done)
+        for entering in self._entering:
+            if entering.ready.arrival.request.request_id == request_id:
+                self._rooms.give(entering.ready.room)
+        self._entering = [
+            e for e in self._entering if e.ready.arrival.request.request_id != request_id
         ]
 
-    def _emit(self, running: Running, token: int, logits: Tensor, now: float) -> Tokens:
-        request = running.request
-        running.output_ids.append(token)
-        running.first_token = running.first_token or now
-        self._num_tokens += 1
-        reason = finish_reason(
-            token,
-            len(running.output_ids),
-            running.limit,
-            request.sampling,
-            self._network.config.eos_token_id,
-        )
-        if reason is not None:
-            self._num_finished += 1
-            self.cancel(request.request_id)
-        count = request.sampling.top_logprobs
-        return Tokens(
-            request_id=request.request_id,
-            ids=(token,),
-            top_logprobs=tuple(top_logprobs(logits, count)) if count else (),
-            finish_reason=reason,
-            admitted=running.admitted,
-            first_token=running.first_token,
-            last_token=now,
-        )
-
     def _fail(self, request_id: str, error: HeadraceError) -> None:
-        self._num_failed += 1
-        self._failures.append(DecodeFailed(request_id=request_id, error=error))
+        self._counters.num_failed += 1
+        self._events.append(DecodeFailed(request_id=request_id, error=error))

@@ -1,4 +1,4 @@
-"""Memory of one decode rank by the request: blocks for the longest answer, and a slot."""
+"""Memory of one decode rank by the request: blocks that grow in number with its tokens, and a slot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +45,14 @@ class Rooms:
         if blocks is None or slot is None:
             return None
         return Room(blocks=tuple(blocks), slot=slot[0])
+
+    def grow(self, room: Room, num_blocks: int) -> Room | None:
+        """``room`` with ``num_blocks`` more blocks behind its own, or None (and no change) when too few are free.
+
+        The old value is spent: the larger room owns its blocks and its slot.
+        """
+        blocks = self._blocks.try_take(num_blocks)
+        return None if blocks is None else Room(blocks=(*room.blocks, *blocks), slot=room.slot)
 
     def give(self, room: Room) -> None:
         """Take a room back. Raises IntegrityError for one that is back already."""

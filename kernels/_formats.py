@@ -1,12 +1,13 @@
 """Rounding, storing and loading of one row in the formats of ``reference/quant.py``, by bit arithmetic.
 
 Finite values only. Powers of two scale exactly, so multiplying by their inverse is the twin's division. A
-stored value is read by moving its bits to where float32 has exponent and mantissa and correcting the exponent's
-bias, which is right for subnormal codes too.
+stored value is read as ``_decode.py`` says.
 """
 
 import numpy as np
 
+from ._decode import VALUES, load_e2m1, load_e4m3
+from ._lanes import round_32_fp8
 from ._numba import Scalar, inner
 from .reference.storage import FLOAT32, FP4_MX, FP4_NV, FP8
 
@@ -17,8 +18,6 @@ _FP4_MX_MIN_AMAX = np.float32(6.0 * 2.0**-126)
 _FP4_NV_MIN_AMAX = np.float32(6.0 * 2.0**-9)
 _E4M3_NORMAL = np.float32(2.0**-6)
 _E4M3_SUBNORMAL_MAGIC = np.float32(1.5 * 2.0**14)
-_E4M3_BIAS = np.float32(2.0**120)
-_E2M1_BIAS = np.float32(2.0**126)
 _SIGN = np.int32(-0x80000000)
 _ABS = np.int32(0x7FFFFFFF)
 
@@ -63,9 +62,12 @@ def _e4m3_code(value: Scalar) -> Scalar:
 
 @inner()
 def _e4m3_value(code: Scalar) -> Scalar:
-    wide = np.int32(code)
-    size = _float((wide & np.int32(0x7F)) << np.int32(20)) * _E4M3_BIAS
-    return _float(_bits(size) | ((wide & np.int32(0x80)) << np.int32(24)))
+    size = np.int32(code) & np.int32(0x7F)
+    if size < np.int32(8):
+        value = np.float32(size) * np.float32(2.0**-9)
+    else:
+        value = _float((size << np.int32(20)) + np.int32(120 << 23))
+    return -value if code & np.uint8(0x80) else value
 
 
 @inner()
@@ -83,13 +85,6 @@ def _e2m1_code(value: Scalar) -> Scalar:
     small = np.int32(_float(bits) * np.float32(2.0))
     code = small if small < 2 else (bits >> np.int32(22)) - np.int32(126 << 1)
     return np.uint8(code | ((_bits(value) >> np.int32(28)) & np.int32(8)))
-
-
-@inner()
-def _e2m1_value(code: Scalar) -> Scalar:
-    wide = np.int32(code)
-    size = _float((wide & np.int32(7)) << np.int32(22)) * _E2M1_BIAS
-    return _float(_bits(size) | ((wide & np.int32(8)) << np.int32(28)))
 
 
 @inner("float32(float32[::1], int64, int64)")
@@ -116,27 +111,26 @@ def group_of(kind: Scalar) -> Scalar:
     return 16 if kind == FP4_NV else 32
 
 
-@inner("void(float32[::1], float32[::1], int64)")
-def round_row(x: np.ndarray, out: np.ndarray, kind: Scalar) -> None:
-    """``x`` [n] as a reader of the stored row will see it."""
-    n = x.shape[0]
+@inner("void(float32[:,::1], int64, float32[:,::1], int64)")
+def round_row(x: np.ndarray, t: Scalar, out: np.ndarray, kind: Scalar) -> None:
+    """``x[t]`` as a reader of the stored row will see it, into ``out[t]``."""
+    n = x.shape[1]
     if kind == FLOAT32:
         for i in range(n):
-            out[i] = x[i]
+            out[t, i] = x[t, i]
+        return
+    if kind == FP8:
+        for begin in range(0, n, 32):
+            round_32_fp8(x, t, begin, out)
         return
     group = group_of(kind)
     for begin in range(0, n, group):
-        scale = _group_scale(x, begin, begin + group, kind)
-        if kind == FP8:
-            inverse = np.float32(1.0) / scale
-            for i in range(begin, begin + group):
-                out[i] = _round_e4m3(x[i] * inverse) * scale
-        else:
-            for i in range(begin, begin + group):
-                out[i] = _round_e2m1(x[i] / scale) * scale
+        scale = _group_scale(x[t], begin, begin + group, kind)
+        for i in range(begin, begin + group):
+            out[t, i] = _round_e2m1(x[t, i] / scale) * scale
 
 
-@inner("void(float32[::1], uint8[:], int64)")
+@inner("void(float32[::1], uint8[::1], int64)")
 def store_row(x: np.ndarray, row: np.ndarray, kind: Scalar) -> None:
     """``x`` [n] into bytes: values, then scales."""
     n = x.shape[0]
@@ -164,29 +158,29 @@ def store_row(x: np.ndarray, row: np.ndarray, kind: Scalar) -> None:
                 row[i // 2] = np.uint8(low | (high << np.uint8(4)))
 
 
-@inner("void(uint8[:], float32[::1], int64)")
-def load_row(row: np.ndarray, out: np.ndarray, kind: Scalar) -> None:
-    """Bytes of ``store_row`` to ``out`` [n]."""
-    n = out.shape[0]
+@inner("void(uint8[:,:,:], int64, int64, float32[:,::1], int64, int64)")
+def load_row(
+    stored: np.ndarray, outer: Scalar, inner: Scalar, out: np.ndarray, to: Scalar, kind: Scalar
+) -> None:
+    """Bytes ``stored[outer, inner]`` of ``store_row`` to ``out[to]``. A view would cost more than reading it."""
+    n = out.shape[1]
     if kind == FLOAT32:
         for i in range(n):
             bits = np.int32(0)
             for byte in range(4):
-                bits |= np.int32(row[4 * i + byte]) << np.int32(8 * byte)
-            out[i] = _float(bits)
+                bits |= np.int32(stored[outer, inner, 4 * i + byte]) << np.int32(8 * byte)
+            out[to, i] = _float(bits)
         return
     group = group_of(kind)
     scales = n if kind == FP8 else n // 2
     for begin in range(0, n, group):
-        stored = row[scales + begin // group]
-        scale = _e4m3_value(stored) if kind == FP4_NV else _float(np.int32(stored) << np.int32(23))
-        if kind == FP8:
-            for i in range(begin, begin + group):
-                out[i] = _e4m3_value(row[i]) * scale
-        else:
-            for i in range(begin // 2, (begin + group) // 2):
-                out[2 * i] = _e2m1_value(row[i]) * scale
-                out[2 * i + 1] = _e2m1_value(row[i] >> np.uint8(4)) * scale
+        code = stored[outer, inner, scales + begin // group]
+        scale = _e4m3_value(code) if kind == FP4_NV else _float(np.int32(code) << np.int32(23))
+        for i in range(begin, begin + group, VALUES):
+            if kind == FP8:
+                load_e4m3(stored, outer, inner, i, scale, out, to, i)
+            else:
+                load_e2m1(stored, outer, inner, i // 2, scale, out, to, i)
 
 
 @inner()

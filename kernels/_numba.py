@@ -8,14 +8,16 @@ process compiles.
 """
 
 import hashlib
-import os
-import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.core import types
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import intrinsic
+
+from .kept import kept_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,29 +34,7 @@ def _text_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can put code into ``folder``, which numba would run."""
-    found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _code_folder() -> Path | None:
-    name = f"kernels-{_text_digest()}"
-    shared = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
-    for base in (Path("~/.cache/headrace").expanduser(), shared):
-        try:
-            base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = base / name
-            folder.mkdir(mode=0o700, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                if _is_ours(base) and _is_ours(folder):
-                    return folder
-        except (OSError, RuntimeError):
-            continue
-    return None
-
-
-_FOLDER = _code_folder()
+_FOLDER = kept_folder(f"kernels-{_text_digest()}")
 
 
 def _decorate(
@@ -65,7 +45,7 @@ def _decorate(
     config.CACHE_DIR = str(_FOLDER or "")
     try:
         decorate = _NUMBA.njit(
-            *signature,
+            list(signature) or None,
             cache=_FOLDER is not None,
             nogil=True,
             error_model="numpy",
@@ -85,3 +65,16 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 def inner(*signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """As ``compiled``, for functions that only compiled code calls; a ``signature`` saves compiling variants."""
     return lambda function: _decorate(function, signature, no_cpython_wrapper=True)
+
+
+def _contiguous(typing: Any, row: Any) -> Any:
+    del typing
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
+
+    return types.Array(row.dtype, 1, "C")(row), generate
+
+
+contiguous: Any = intrinsic(_contiguous)
+"""A row of an array whose rows are apart, in compiled code: known to be contiguous itself, so that loops vectorise."""

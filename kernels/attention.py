@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ._gemm import multiply
+from ._lanes import LANES, exp_16
 from ._numba import compiled
 
 
@@ -24,9 +25,10 @@ def _sink_attention(
     most = window_index.shape[1] + chosen.shape[1]
     scale = np.float32(1) / np.float32(math.sqrt(width))
     keys = np.empty((most, width), np.float32)
-    across = np.empty((width, most), np.float32)
-    scores = np.empty((heads, most), np.float32)
-    totals = np.empty(heads, np.float32)
+    across = np.empty((width, heads), np.float32)
+    products = np.empty((most, heads), np.float32)
+    scores = np.zeros((heads, (most + LANES - 1) // LANES * LANES), np.float32)
+    totals, peaks = np.empty(heads, np.float32), np.empty(heads, np.float32)
     for t in range(queries.shape[0]):
         n = 0
         for i in range(window_index.shape[1]):
@@ -40,25 +42,30 @@ def _sink_attention(
                 for c in range(width):
                     keys[n, c] = entries[t, i, c]
                 n += 1
-        for c in range(width):
-            for i in range(n):
-                across[c, i] = keys[i, c]
-        multiply(queries[t], 0, across, scores, 0, n)
-        for h in range(heads):
-            peak = sink[h]
-            for i in range(n):
-                scores[h, i] *= scale
-                peak = max(peak, scores[h, i])
-            total = np.float32(0)
-            for i in range(n):
-                scores[h, i] = np.float32(math.exp(scores[h, i] - peak))
-                total += scores[h, i]
-            total += np.float32(math.exp(sink[h] - peak))
-            totals[h] = total
-        multiply(scores, 0, keys[:n], out[t], 0, width)
         for h in range(heads):
             for c in range(width):
-                out[t, h, c] /= totals[h]
+                across[c, h] = queries[t, h, c] * scale
+        multiply(keys[:n], 0, across, products, 0, heads)
+        for h in range(heads):
+            peaks[h] = sink[h]
+        for i in range(n):
+            for h in range(heads):
+                scores[h, i] = products[i, h]
+                peaks[h] = max(peaks[h], products[i, h])
+        for h in range(heads):
+            totals[h] = np.float32(0)
+            for i in range(0, n, LANES):
+                exp_16(scores, h, i, peaks[h])
+        for i in range(n):
+            for h in range(heads):
+                totals[h] += scores[h, i]
+        for h in range(heads):
+            totals[h] += np.float32(math.exp(sink[h] - peaks[h]))
+        multiply(scores, 0, keys[:n], out[t], 0, width)
+        for h in range(heads):
+            share = np.float32(1) / totals[h]
+            for c in range(width):
+                out[t, h, c] *= share
 
 
 def sink_attention(

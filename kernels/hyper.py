@@ -93,6 +93,16 @@ def _collapse_norm(
 
 
 @compiled
+def _collapse(streams: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
+    for t in range(streams.shape[0]):
+        for i in range(out.shape[1]):
+            out[t, i] = streams[t, 0, i] * weights[t, 0]
+        for k in range(1, streams.shape[1]):
+            for i in range(out.shape[1]):
+                out[t, i] += streams[t, k, i] * weights[t, k]
+
+
+@compiled
 def _combine(
     streams: np.ndarray, output: np.ndarray, post: np.ndarray, comb: np.ndarray, out: np.ndarray
 ) -> None:
@@ -132,6 +142,13 @@ def mix_weights(
         comb.numpy(),
     )
     return pre, post, comb
+
+
+def collapse(streams: Tensor, weights: Tensor) -> Tensor:
+    """Sum over k of ``weights`` [T, K] times ``streams`` [T, K, H]: [T, H]."""
+    out = torch.empty((streams.shape[0], streams.shape[2]))
+    _collapse(streams.numpy(), weights.numpy(), out.numpy())
+    return out
 
 
 def collapse_norm(streams: Tensor, weights: Tensor, norm_weight: Tensor, eps: float) -> Tensor:

@@ -14,7 +14,7 @@ from .reference.storage import RowFormat
 
 _ROWS = 32
 """Rows of a span that share every key that is read."""
-_ENTRIES = 256
+_ENTRIES = 128
 """Entries that are scored together, so that their keys lie in cache."""
 
 
@@ -42,33 +42,25 @@ def _rank(scores: np.ndarray, count: int, best: np.ndarray) -> int:
     return held
 
 
-@inner("void(uint8[:,:,:], int64[::1], int64, float32[::1], float32[:,::1], int64, int64)")
-def _read_across(
-    stored: np.ndarray,
-    table: np.ndarray,
-    entry: int,
-    key: np.ndarray,
-    across: np.ndarray,
-    to: int,
-    kind: int,
-) -> None:
-    """Key of ``entry`` as column ``to`` of ``across`` [d, n]."""
-    per_block = stored.shape[1]
-    load_row(stored[table[entry // per_block], entry % per_block], key, kind)
-    for c in range(key.shape[0]):
-        across[c, to] = key[c]
+@inner("void(float32[:,::1], int64, int64, float32[:,::1])")
+def _turn_queries(queries: np.ndarray, begin: int, end: int, across: np.ndarray) -> None:
+    """``queries[begin:end]`` as columns of ``across`` [d, n]."""
+    for c in range(across.shape[0]):
+        for i in range(begin, end):
+            across[c, i - begin] = queries[i, c]
 
 
 @inner("void(float32[:,::1], int64, float32[::1], int64, float32[::1])")
 def _add_heads(
     products: np.ndarray, first: int, weights: np.ndarray, count: int, out: np.ndarray
 ) -> None:
-    """``out`` [n] = sum over heads of weight * relu(product), in the order of heads."""
+    """``out`` [n] = sum over heads of weight * relu(product), in the order of heads; ``products`` [n, .]."""
+    heads = weights.shape[0]
     for e in range(count):
-        out[e] = weights[0] * max(products[first, e], np.float32(0))
-    for h in range(1, weights.shape[0]):
-        for e in range(count):
-            out[e] += weights[h] * max(products[first + h, e], np.float32(0))
+        total = weights[0] * max(products[e, first], np.float32(0))
+        for h in range(1, heads):
+            total += weights[h] * max(products[e, first + h], np.float32(0))
+        out[e] = total
 
 
 @inner("void(float32[::1], int64, int64, float32[::1], int64[::1])")
@@ -106,21 +98,24 @@ def _select(
     selected: np.ndarray,
     kept: np.ndarray,
 ) -> None:
-    heads, width = weights.shape[1], queries.shape[1]
+    heads, width, per_block = weights.shape[1], queries.shape[1], stored.shape[1]
     scores = np.empty((_ROWS, longest), np.float32)
     best = np.empty(longest, np.float32)
-    products = np.empty((_ROWS * heads, _ENTRIES), np.float32)
-    across = np.empty((width, _ENTRIES), np.float32)
-    key = np.empty(width, np.float32)
+    products = np.empty((_ENTRIES, _ROWS * heads), np.float32)
+    across = np.empty((width, _ROWS * heads), np.float32)
+    keys = np.empty((_ENTRIES, width), np.float32)
     for s in range(first_row.shape[0] - 1):
         for begin in range(first_row[s], first_row[s + 1], _ROWS):
             end = min(begin + _ROWS, first_row[s + 1])
             seen = visible[end - 1]
+            _turn_queries(queries, begin * heads, end * heads, across)
             for low in range(0, seen, _ENTRIES):
                 count = min(_ENTRIES, seen - low)
                 for e in range(count):
-                    _read_across(stored, tables[s], low + e, key, across, e, kind)
-                multiply(queries[begin * heads : end * heads], 0, across, products, 0, count)
+                    entry = low + e
+                    block_id = tables[s, entry // per_block]
+                    load_row(stored, block_id, entry % per_block, keys, e, kind)
+                multiply(keys[:count], 0, across, products, 0, (end - begin) * heads)
                 for t in range(begin, end):
                     row = scores[t - begin]
                     _add_heads(products, (t - begin) * heads, weights[t], count, row[low:])
@@ -143,13 +138,13 @@ def _select_from_pool(
     kind: int,
     selected: np.ndarray,
 ) -> None:
-    heads, width = queries.shape[1], queries.shape[2]
+    heads, width, per_block = queries.shape[1], queries.shape[2], stored.shape[1]
     most = kept.shape[1] * block
     scores = np.empty(most, np.float32)
     entries = np.empty(most, np.int64)
-    products = np.empty((heads, most), np.float32)
-    across = np.empty((width, most), np.float32)
-    key = np.empty(width, np.float32)
+    products = np.empty((most, heads), np.float32)
+    across = np.empty((width, heads), np.float32)
+    keys = np.empty((most, width), np.float32)
     for t in range(queries.shape[0]):
         count = 0
         for i in range(kept.shape[1]):
@@ -157,9 +152,11 @@ def _select_from_pool(
                 break
             for entry in range(kept[t, i] * block, min(visible[t], (kept[t, i] + 1) * block)):
                 entries[count] = entry
-                _read_across(stored, tables[span_of[t]], entry, key, across, count, kind)
+                block_id = tables[span_of[t], entry // per_block]
+                load_row(stored, block_id, entry % per_block, keys, count, kind)
                 count += 1
-        multiply(queries[t], 0, across, products, 0, count)
+        _turn_queries(queries[t], 0, heads, across)
+        multiply(keys[:count], 0, across, products, 0, heads)
         _add_heads(products, 0, weights[t], count, scores)
         held = _rank(scores, count, selected[t])
         for i in range(held):

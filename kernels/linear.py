@@ -4,36 +4,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._formats import round_row
 from ._gemm import multiply
 from ._numba import compiled
 from .reference.linear import pack_weight
+from .reference.storage import FLOAT32
 
-__all__ = ["matmul_groups", "matmul_rows", "pack_weight"]
-
-
-@compiled
-def _panels(x: np.ndarray, panels: np.ndarray, y: np.ndarray) -> None:
-    width = panels.shape[2]
-    for p in range(panels.shape[0]):
-        multiply(x, 0, panels[p], y, p * width, min(width, y.shape[1] - p * width))
+__all__ = ["matmul_groups", "matmul_rows", "pack_weight", "panel_bits", "product"]
 
 
 @compiled
-def _groups(x: np.ndarray, weights: np.ndarray, y: np.ndarray) -> None:
-    for g in range(weights.shape[0]):
-        inner, outer = weights.shape[1], weights.shape[2]
-        multiply(x, g * inner, weights[g], y, g * outer, outer)
+def _product(x: np.ndarray, panels: np.ndarray, outer: int, kind: int, y: np.ndarray) -> None:
+    if kind != FLOAT32:
+        rounded = np.empty(x.shape, np.float32)
+        for t in range(x.shape[0]):
+            round_row(x, t, rounded, kind)
+        x = rounded
+    depth, width = panels.shape[2], panels.shape[3]
+    for g in range(panels.shape[0]):
+        for p in range(panels.shape[1]):
+            columns = min(width, outer - p * width)
+            multiply(x, g * depth, panels[g, p], y, g * outer + p * width, columns)
+
+
+def panel_bits(panels: Tensor) -> np.ndarray:
+    """Panels as compiled code reads them: bfloat16 as int16."""
+    return (panels.view(torch.int16) if panels.dtype == torch.bfloat16 else panels).numpy()
+
+
+def product(x: Tensor, bits: np.ndarray, outer: int, kind: int = FLOAT32) -> Tensor:
+    """As ``matmul_groups``, of ``x`` rounded as ``kind`` says, with ``panel_bits`` that were made before."""
+    y = torch.empty((x.shape[0], bits.shape[0] * outer))
+    _product(x.numpy(), bits, outer, kind, y.numpy())
+    return y
 
 
 def matmul_rows(x: Tensor, panels: Tensor, outer: int) -> Tensor:
     """``x`` [T, K] times a weight of ``outer`` outputs, packed by ``pack_weight``: [T, outer]."""
-    y = torch.empty((x.shape[0], outer))
-    _panels(x.numpy(), panels.numpy(), y.numpy())
-    return y
+    return product(x, panel_bits(panels)[None], outer)
 
 
-def matmul_groups(x: Tensor, weights: Tensor) -> Tensor:
-    """Slices of ``x`` [T, G * K], each times its own weight of ``weights`` [G, K, N]: [T, G * N]."""
-    y = torch.empty((x.shape[0], weights.shape[0] * weights.shape[2]))
-    _groups(x.numpy(), weights.numpy(), y.numpy())
-    return y
+def matmul_groups(x: Tensor, panels: Tensor, outer: int) -> Tensor:
+    """Slices of ``x`` [T, G * K], each times its own weight of ``outer`` outputs in ``panels`` [G, ...]: [T, G * N]."""
+    return product(x, panel_bits(panels), outer)

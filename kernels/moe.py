@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ._formats import round_row
 from ._gemm import multiply
+from ._lanes import swiglu_16
 from ._numba import Scalar, compiled, inner
 
 _TILE = 64
@@ -59,13 +60,18 @@ def _route(
             weights[t, slot] *= scaling
 
 
-@inner("void(float32[::1], float32, float32, float32[::1])")
-def _swiglu(gate_up: np.ndarray, limit: Scalar, scale: Scalar, out: np.ndarray) -> None:
-    width = out.shape[0]
-    for i in range(width):
-        gate = min(gate_up[i], limit)
-        up = min(max(gate_up[width + i], -limit), limit)
-        out[i] = gate / (np.float32(1) + np.float32(math.exp(-gate))) * up * scale
+@inner("void(float32[:,::1], int64, float32, float32, float32[:,::1])")
+def _swiglu(gate_up: np.ndarray, i: int, limit: Scalar, scale: Scalar, out: np.ndarray) -> None:
+    width = out.shape[1]
+    for c in range(0, width, 16):
+        swiglu_16(gate_up, i, c, width, limit, scale, out)
+
+
+@inner()
+def _panels(x: np.ndarray, panels: np.ndarray, y: np.ndarray, outer: int) -> None:
+    width = panels.shape[2]
+    for p in range(panels.shape[0]):
+        multiply(x, 0, panels[p], y, p * width, min(width, outer - p * width))
 
 
 @compiled
@@ -79,7 +85,7 @@ def _experts(
     kind: int,
     out: np.ndarray,
 ) -> None:
-    experts, hidden, double = gate_up.shape
+    experts, hidden, double = gate_up.shape[0], gate_up.shape[2], 2 * down.shape[2]
     rows, choices = ids.shape
     starts = np.zeros(experts + 1, np.int64)
     for t in range(rows):
@@ -106,13 +112,13 @@ def _experts(
                 source = x[order[begin + i] // choices]
                 for c in range(hidden):
                     grouped[i, c] = source[c]
-            multiply(grouped[:count], 0, gate_up[e], pairs, 0, double)
+            _panels(grouped[:count], gate_up[e], pairs, double)
             for i in range(count):
                 choice = order[begin + i]
                 weight = scale[choice // choices, choice % choices]
-                _swiglu(pairs[i], limit, weight, inner[i])
-                round_row(inner[i], inner[i], kind)
-            multiply(inner[:count], 0, down[e], result, 0, hidden)
+                _swiglu(pairs, i, limit, weight, inner)
+                round_row(inner, i, inner, kind)
+            _panels(inner[:count], down[e], result, hidden)
             for i in range(count):
                 choice = order[begin + i]
                 target = out[choice // choices, choice % choices]
@@ -128,6 +134,31 @@ def _add_choices(outputs: np.ndarray, shared: np.ndarray, out: np.ndarray) -> No
             for slot in range(1, outputs.shape[1]):
                 total += outputs[t, slot, c]
             out[t, c] = shared[t, c] + total
+
+
+@compiled
+def _mixture(
+    x: np.ndarray,
+    ids: np.ndarray,
+    weights: np.ndarray,
+    gate_up: np.ndarray,
+    down: np.ndarray,
+    shared_gate_up: np.ndarray,
+    shared_down: np.ndarray,
+    limit: Scalar,
+    kind: int,
+    out: np.ndarray,
+) -> None:
+    rows, hidden = x.shape
+    rounded = np.empty(x.shape, np.float32)
+    for t in range(rows):
+        round_row(x, t, rounded, kind)
+    outputs = np.empty((rows, ids.shape[1], hidden), np.float32)
+    _experts(rounded, ids, weights, gate_up, down, limit, kind, outputs)
+    shared = np.empty((rows, 1, hidden), np.float32)
+    alone, one = np.zeros((rows, 1), np.int64), np.ones((rows, 1), np.float32)
+    _experts(rounded, alone, one, shared_gate_up, shared_down, limit, kind, shared)
+    _add_choices(outputs, shared[:, 0], out)
 
 
 def route(
@@ -161,23 +192,23 @@ def expert_outputs(
     x: Tensor,
     ids: Tensor,
     scale: Tensor,
-    gate_up_t: Tensor,
-    down_t: Tensor,
+    gate_up: np.ndarray,
+    down: np.ndarray,
     limit: float,
     kind: int,
 ) -> Tensor:
     """Outputs of the experts ``ids`` int64 [T, k] of every row ``x`` [T, H], each times ``scale`` [T, k]: [T, k, H].
 
-    ``gate_up_t`` [E, H, 2 I], ``down_t`` [E, I, H]; the activation is rounded as ``kind`` says before the
-    second product.
+    ``gate_up`` [E, 2 I, H] and ``down`` [E, H, I] are ``panel_bits``; the activation is rounded as ``kind``
+    says before the second product.
     """
     out = torch.empty((*ids.shape, x.shape[1]))
     _experts(
         x.numpy(),
         ids.numpy(),
         scale.numpy(),
-        gate_up_t.numpy(),
-        down_t.numpy(),
+        gate_up,
+        down,
         np.float32(limit),
         kind,
         out.numpy(),
@@ -189,4 +220,31 @@ def add_choices(outputs: Tensor, shared: Tensor) -> Tensor:
     """``shared`` [T, H] plus the sum of ``outputs`` [T, k, H] in the order of the choices: [T, H]."""
     out = torch.empty_like(shared)
     _add_choices(outputs.numpy(), shared.numpy(), out.numpy())
+    return out
+
+
+def mixture(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    routed: tuple[np.ndarray, np.ndarray],
+    shared: tuple[np.ndarray, np.ndarray],
+    limit: float,
+    kind: int,
+) -> Tensor:
+    """All of a mixture whose experts are here, in one call: ``x`` [T, H], rounded as ``kind`` says, to [T, H].
+
+    ``add_choices`` of the outputs of ``routed`` and ``shared`` experts, each the ``panel_bits`` of gate_up and down.
+    """
+    out = torch.empty_like(x)
+    _mixture(
+        x.numpy(),
+        ids.numpy(),
+        weights.numpy(),
+        *routed,
+        *shared,
+        np.float32(limit),
+        kind,
+        out.numpy(),
+    )
     return out

@@ -13,7 +13,7 @@ from .reference.storage import FP4_MX, FP4_NV, FP8
 def round_rows(x: np.ndarray, out: np.ndarray, kind: int) -> None:
     """Every row of ``x`` [T, n] as stored."""
     for t in range(x.shape[0]):
-        round_row(x[t], out[t], kind)
+        round_row(x, t, out, kind)
 
 
 @compiled
@@ -25,9 +25,9 @@ def store_rows(x: np.ndarray, rows: np.ndarray, kind: int) -> None:
 
 @compiled
 def load_rows(rows: np.ndarray, out: np.ndarray, kind: int) -> None:
-    """Every row of bytes into ``out`` [T, n]."""
+    """Every row of bytes ``rows`` [1, T, .] into ``out`` [T, n]."""
     for t in range(out.shape[0]):
-        load_row(rows[t], out[t], kind)
+        load_row(rows, 0, t, out, t, kind)
 
 
 def _flat(x: Tensor) -> np.ndarray:
@@ -48,7 +48,7 @@ def _quantize(x: Tensor, kind: int, row_bytes: int) -> Tensor:
 
 def _dequantize(row: Tensor, kind: int, channels: int) -> Tensor:
     out = torch.empty((*row.shape[:-1], channels))
-    load_rows(_flat(row), _flat(out), kind)
+    load_rows(_flat(row)[None], _flat(out), kind)
     return out
 
 

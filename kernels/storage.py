@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from . import quant
-from ._formats import load_row, store_row
-from ._numba import compiled
+from ._formats import load_row, round_row, store_row
+from ._numba import compiled, contiguous
 from .reference import storage as reference
 from .reference.storage import PLAIN, KvFormat, RowFormat
 
@@ -45,7 +45,24 @@ def _gather(
     stored: np.ndarray, outer: np.ndarray, inner: np.ndarray, out: np.ndarray, kind: int
 ) -> None:
     for i in range(outer.shape[0]):
-        load_row(stored[outer[i], inner[i]], out[i], kind)
+        load_row(stored, outer[i], inner[i], out, i, kind)
+
+
+@compiled
+def _window_keys(
+    stored: np.ndarray,
+    outer: np.ndarray,
+    inner: np.ndarray,
+    latent: np.ndarray,
+    out: np.ndarray,
+    kind: int,
+) -> None:
+    prior = outer.shape[0]
+    for i in range(prior):
+        load_row(stored, outer[i], inner[i], out, i, kind)
+    own = out[prior:]
+    for t in range(latent.shape[0]):
+        round_row(latent, t, own, kind)
 
 
 @compiled
@@ -57,13 +74,13 @@ def _gather_entries(
     out: np.ndarray,
     kind: int,
 ) -> None:
-    per_block = stored.shape[1]
+    per_block, choices = stored.shape[1], chosen.shape[1]
     for t in range(chosen.shape[0]):
-        for i in range(chosen.shape[1]):
+        for i in range(choices):
             entry = chosen[t, i]
             if entry >= 0:
                 block = tables[span_of[t], entry // per_block]
-                load_row(stored[block, entry % per_block], out[t, i], kind)
+                load_row(stored, block, entry % per_block, out, t * choices + i, kind)
 
 
 @compiled
@@ -71,13 +88,24 @@ def _scatter(
     stored: np.ndarray, outer: np.ndarray, inner: np.ndarray, x: np.ndarray, kind: int
 ) -> None:
     for i in range(outer.shape[0]):
-        store_row(x[i], stored[outer[i], inner[i]], kind)
+        store_row(x[i], contiguous(stored[outer[i], inner[i]]), kind)
 
 
 def gather_rows(stored: Tensor, outer: Tensor, inner: Tensor, fmt: RowFormat, width: int) -> Tensor:
     """Rows ``stored[outer, inner]`` of bytes [N, E, row bytes] as float32 [n, width]; indices int64 [n]."""
     out = torch.empty((outer.shape[0], width))
     _gather(stored.numpy(), outer.numpy(), inner.numpy(), out.numpy(), fmt.kind)
+    return out
+
+
+def window_keys(
+    stored: Tensor, outer: Tensor, inner: Tensor, latent: Tensor, fmt: RowFormat
+) -> Tensor:
+    """Rows ``stored[outer, inner]``, then ``latent`` [T, d] as it will be read once stored: [n + T, d]."""
+    out = torch.empty((outer.shape[0] + latent.shape[0], latent.shape[1]))
+    _window_keys(
+        stored.numpy(), outer.numpy(), inner.numpy(), latent.numpy(), out.numpy(), fmt.kind
+    )
     return out
 
 
@@ -95,6 +123,11 @@ def gather_entries(
     """
     out = torch.empty((*chosen.shape, width))
     _gather_entries(
-        stored.numpy(), tables.numpy(), span_of.numpy(), chosen.numpy(), out.numpy(), fmt.kind
+        stored.numpy(),
+        tables.numpy(),
+        span_of.numpy(),
+        chosen.numpy(),
+        out.view(-1, width).numpy(),
+        fmt.kind,
     )
     return out

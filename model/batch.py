@@ -200,32 +200,25 @@ class Batch:
         self.token_ids, self.grams = self._token_ids(spans, pad_token_id, max_history)
 
     def _logit_rows(self, spans: Sequence[Span]) -> Tensor:
-        wanted: list[int] = []
-        first = self.tail.first_row
-        for number, span in enumerate(spans):
-            begin, end = int(first[number]), int(first[number + 1])
-            if span.logits is Logits.ALL:
-                wanted.extend(range(begin, end))
-            elif span.logits is Logits.LAST and end > begin:
-                wanted.append(end - 1)
-        return torch.tensor(wanted, dtype=torch.int64)
+        wanted = np.array([span.logits.value for span in spans], dtype=np.int64)
+        first = self.tail.first_row.numpy()
+        span_of = self.tail.span_of.numpy()
+        kind = wanted[span_of]
+        is_last = np.arange(len(span_of)) == first[1:][span_of] - 1
+        chosen = (kind == Logits.ALL.value) | ((kind == Logits.LAST.value) & is_last)
+        return torch.from_numpy(np.nonzero(chosen)[0])
 
     def _token_ids(
         self, spans: Sequence[Span], pad: int, max_history: int
     ) -> tuple[Tensor, Tensor]:
         """Token ids [T] and, per row, the token and its predecessors, nearest first: [T, max_history + 1]."""
-        total = self.rows.num_rows
-        grams = np.full((total, max_history + 1), pad, dtype=np.int64)
-        row = 0
+        known: list[int] = []
         for span in spans:
-            count = len(span.token_ids)
             past = span.history[-max_history:] if max_history else ()
-            known = np.array(
-                (pad,) * (max_history - len(past)) + past + span.token_ids, dtype=np.int64
-            )
-            for back in range(max_history + 1):
-                grams[row : row + count, back] = known[
-                    max_history - back : max_history - back + count
-                ]
-            row += count
+            known.extend((pad,) * (max_history - len(past)))
+            known.extend(past)
+            known.extend(span.token_ids)
+        span_of = self.rows.span_of.numpy()
+        place = np.arange(len(span_of)) + (span_of + 1) * max_history
+        grams = np.array(known, dtype=np.int64)[place[:, None] - np.arange(max_history + 1)]
         return torch.from_numpy(grams[:, 0].copy()), torch.from_numpy(grams)

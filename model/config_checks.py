@@ -14,7 +14,9 @@ GROUP = 32
 _MAY_BE_ZERO = frozenset(
     {"bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "engram_pad_token_id"}
 )
-_NOT_CHECKED_HERE = frozenset({"candidate_source_layer_id", "dspark_noise_token_id"})
+_NOT_CHECKED_HERE = frozenset(
+    {"candidate_source_layer_id", "dspark_noise_token_id", "num_nextn_predict_layers"}
+)
 
 
 def check_config(config: "ModelConfig") -> None:
@@ -184,6 +186,8 @@ def _check_engram(config: "ModelConfig") -> None:
 
 
 def _check_dspark(config: "ModelConfig") -> None:
+    blocks = config.num_nextn_predict_layers
+    _require(blocks >= 0, "num_nextn_predict_layers", blocks, "0 (no drafter) or more")
     ids = config.dspark_target_layer_ids
     _require(bool(ids), "dspark_target_layer_ids", list(ids), "at least one layer")
     _check_ascending("dspark_target_layer_ids", ids, config.split_layer, config.num_hidden_layers)

@@ -3,32 +3,33 @@
 Shapes: T rows, K streams, H hidden, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.hyper import collapse_norm, combine
+from ..kernels.hyper import collapse_norm
 from ..kernels.reference.norm import rope_frequencies, yarn_frequencies
 from ..kernels.storage import KV_FORMATS
 from ..transfer.errors import ConfigError
-from .batch import Batch, Logits, Rows, Span
+from .batch import Batch, Logits, Span
 from .cache import Cache, cache_layout, default_keep
 from .checkpoint import Checkpoint
 from .config import ModelConfig
+from .drafter import Drafter, DraftSpan
 from .engram_tables import engram_tables
-from .layers.attention import Attention, Selection
+from .layers.attention import Selection
 from .layers.engram import Engram
-from .layers.hyper import Mix
-from .layers.moe import SparseMoe
+from .layers.layer import Layer, Observer
 from .layers.weights import LayerSettings, Weights
 from .parallel import ExpertExchange, LocalExchange
+from .parts import Crew, Order, cut_spans, take_rows
 from .tokenizer import Tokenizer
-
-Observer = Callable[[int, str, Tensor], None]
-"""Told (layer, name, value) of intermediate values of a pass; for comparison with other implementations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,27 +65,6 @@ class NetworkOptions:
                 )
 
 
-class Layer:
-    """One backbone layer: Engram where it has one, attention, mixture of experts, and their mHC mixes."""
-
-    def __init__(
-        self,
-        weights: Weights,
-        layer: int,
-        frequencies: Tensor,
-        settings: LayerSettings,
-        exchange: ExpertExchange,
-        engram: Engram | None,
-    ) -> None:
-        self.engram = engram
-        self.attention = Attention(weights.below("attn"), layer, frequencies, settings)
-        self.moe = SparseMoe(weights.below("ffn"), settings, exchange)
-        self.mix_attention = Mix(weights, "attn", settings)
-        self.mix_moe = Mix(weights, "ffn", settings)
-        self.attention_norm = weights.tensor("attn_norm.weight")
-        self.moe_norm = weights.tensor("ffn_norm.weight")
-
-
 class Network:
     """A loaded checkpoint with its caches. ``forward`` is the one way to compute with it."""
 
@@ -112,7 +92,8 @@ class Network:
         self._head = weights.linear("head", quantized=False)
         self._norm = weights.tensor("norm.weight")
         self._settings = settings
-        token_map = Tokenizer(checkpoint.directory, config).engram_map
+        self.tokenizer = Tokenizer(checkpoint.directory, config)
+        token_map = self.tokenizer.engram_map
         self._token_map = (
             torch.arange(config.vocab_size) if token_map is None else torch.tensor(token_map)
         )
@@ -126,13 +107,63 @@ class Network:
             )
             frequencies = yarn if config.ratio(layer) else plain
             self._layers.append(Layer(own, layer, frequencies, settings, exchange, engram))
+        self._crew = Crew() if exchange.size == 1 else None
+        """Threads; ranks that exchange rows keep to one, so that their exchanges stay in step."""
+        self.drafter = (
+            Drafter(weights, plain, settings, self.cache, self._embedding, self._head)
+            if config.num_nextn_predict_layers
+            else None
+        )
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], observe: Observer | None = None) -> Tensor:
         """Compute the rows of ``spans``, write their caches, return logits float32 [wanted rows, V] in span order.
 
-        Every rank of an instance calls this equally often; ``spans`` may be empty.
+        Every rank of an instance calls this equally often; ``spans`` may be empty. Many rows are shared by as many
+        threads as torch is set to use.
         """
+        if self._crew is None or observe is not None:
+            return self._forward(spans, None, None, observe)
+        parts = cut_spans(spans, torch.get_num_threads())
+        steps = len(self._layers) + 1
+        orders = [None, *(self._order(*pair, steps) for pair in pairwise(parts)), None]
+        work = [
+            partial(self._forward, part, orders[i], orders[i + 1], None)
+            for i, part in enumerate(parts)
+        ]
+        logits = self._crew.run(work)
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    @staticmethod
+    def _order(earlier: Sequence[Span], later: Sequence[Span], num_steps: int) -> Order | None:
+        """What ``later`` must wait for: nothing, unless a request has rows in both."""
+        return Order(num_steps) if earlier[-1].slot == later[0].slot else None
+
+    def _forward(
+        self,
+        spans: Sequence[Span],
+        earlier: Order | None,
+        later: Order | None,
+        observe: Observer | None,
+    ) -> Tensor:
+        """One part of a pass, which follows ``earlier`` from layer to layer, and is followed by ``later``."""
+        failed = True
+        try:
+            with torch.inference_mode():
+                logits = self._run(spans, earlier, later, observe)
+            failed = False
+            return logits
+        finally:
+            if later is not None:
+                later.end(failed)
+
+    def _run(
+        self,
+        spans: Sequence[Span],
+        earlier: Order | None,
+        later: Order | None,
+        observe: Observer | None,
+    ) -> Tensor:
         config = self.config
         batch = Batch(
             spans,
@@ -142,12 +173,18 @@ class Network:
             max_history=config.engram_max_ngram_size - 1,
         )
         grams, image = self._grams(batch.grams)
-        streams = self._embedding[batch.token_ids].unsqueeze(1).repeat(1, config.hc_mult, 1)
+        embedded = self._embedding.numpy()[batch.token_ids.numpy(), None]
+        streams = torch.from_numpy(np.repeat(embedded, config.hc_mult, axis=1))
         pre = torch.zeros(streams.shape[:2])
         pre[:, 0] = 1.0
         rows = batch.rows
         selection = Selection(rows, self.cache, self._settings)
+        features: list[Tensor] = []
         for number, layer in enumerate(self._layers):
+            if later is not None and number:
+                later.finish(number - 1)
+            if earlier is not None:
+                earlier.wait(number)
             at_split = number == config.split_layer
             if rows.num_rows == 0 and not (at_split and batch.rows.num_rows):
                 layer.moe.join_exchange()
@@ -158,7 +195,7 @@ class Network:
                     observe(number, "engram_rows", layer.engram.table_rows(grams))
                     observe(number, "engram_gate", gates)
                     observe(number, "after_engram", streams)
-            x = collapse_norm(streams, pre, layer.attention_norm, config.rms_norm_eps)
+            x = layer.attention_input(streams, pre)
             if layer.attention.compressor is not None:
                 latent = layer.attention.compressor.write(x, rows, self.cache)
                 if observe:
@@ -166,24 +203,28 @@ class Network:
             if at_split:
                 if batch.tail_of is not None:
                     x, streams, image = (
-                        x[batch.tail_of],
-                        streams[batch.tail_of],
-                        image[batch.tail_of],
+                        take_rows(values, batch.tail_of) for values in (x, streams, image)
                     )
                 rows = batch.tail
                 selection = Selection(rows, self.cache, self._settings)
                 if rows.num_rows == 0:
                     layer.moe.join_exchange()
                     continue
-            streams, pre = self._sublayers(
-                number, layer, x, streams, rows, image, selection, observe
-            )
+            if self.drafter is not None and number in config.dspark_target_layer_ids:
+                features.append(self.drafter.feature(streams))
+            streams, pre = layer.sublayers(x, streams, rows, image, selection, self.cache, observe)
+        if earlier is not None:
+            earlier.wait(len(self._layers))
+        if self.drafter is not None and features:
+            self.drafter.write_context(features, rows)
+        if later is not None:
+            later.finish(len(self._layers))
         if batch.logit_rows.shape[0] == 0:
             return torch.zeros(0, config.vocab_size)
         wanted = batch.logit_rows
-        return self._head(
-            collapse_norm(streams[wanted], pre[wanted], self._norm, config.rms_norm_eps)
-        )
+        if wanted.shape[0] < streams.shape[0]:
+            streams, pre = take_rows(streams, wanted), take_rows(pre, wanted)
+        return self._head(collapse_norm(streams, pre, self._norm, config.rms_norm_eps))
 
     def warm_up(self) -> None:
         """Compile what a step runs, so that no request waits for it; the first time on a machine takes a minute.
@@ -204,41 +245,11 @@ class Network:
         )
         for spans in ((prompt,), (row,), (row, row), ()):
             self.forward(spans)
+        if self.drafter is not None:
+            anchor = DraftSpan(token_id=ids[0], position=len(ids), slot=0, floor=half)
+            self.drafter.draft((anchor,), lambda _place, _logits: ids[:1])
         self.cache.blocks[0].zero_()
         self.cache.clear_slot(0)
-
-    def _sublayers(
-        self,
-        number: int,
-        layer: Layer,
-        x: Tensor,
-        streams: Tensor,
-        rows: Rows,
-        image: Tensor,
-        selection: Selection,
-        observe: Observer | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Attention on normalised ``x``, then the experts: (streams [T, K, H], pre [T, K] for the next layer)."""
-        pre, post, comb = layer.mix_attention(streams)
-        y = layer.attention(x, rows, selection, self.cache)
-        after = combine(streams, y, post, comb)
-        if observe:
-            observe(number, "attn_in", x)
-            observe(number, "attn_out", y)
-            observe(number, "after_attn", after)
-            if number in selection.chosen:
-                observe(number, "selected", selection.chosen[number])
-        next_pre, post, comb = layer.mix_moe(after)
-        x = collapse_norm(after, pre, layer.moe_norm, self.config.rms_norm_eps)
-        y, experts, weights = layer.moe(x, image)
-        result = combine(after, y, post, comb)
-        if observe:
-            observe(number, "ffn_in", x)
-            observe(number, "ffn_out", y)
-            observe(number, "expert_ids", experts)
-            observe(number, "expert_weights", weights)
-            observe(number, "after_ffn", result)
-        return result, next_pre
 
     def _grams(self, token_grams: Tensor) -> tuple[Tensor, Tensor]:
         """(compressed n-grams [T, N], image mask [T]): from an image token on, backwards, everything is padding."""

@@ -16,13 +16,16 @@ from ..transfer.errors import RankError
 
 
 class ExpertExchange(Protocol):
-    """Collectives of one instance. ``rank`` is ours, 0 .. ``size`` - 1."""
+    """Collectives of one instance. ``rank`` is ours, 0 .. ``size`` - 1.
+
+    ``gather`` has a channel of its own: one thread may gather while another is in ``all_to_all``.
+    """
 
     rank: int
     size: int
 
-    def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is true on any rank."""
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's ``values`` (equally many everywhere), in rank order."""
         ...
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -45,8 +48,8 @@ class LocalExchange:
     rank = 0
     size = 1
 
-    def any(self, flag: bool) -> bool:
-        return flag
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        return [list(values)]
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return list(parts)
@@ -55,16 +58,14 @@ class LocalExchange:
         """Nothing to leave."""
 
 
-class ThreadHub:
-    """Meeting point of the ranks of one instance that live as threads of one process."""
+class _Meeting:
+    """Where threads exchange one value each, over and over."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
-        self.size = size
         self._barrier = threading.Barrier(size, timeout=timeout_s)
         self._sent: list[object] = [None] * size
 
     def gather(self, rank: int, value: object) -> list[object]:
-        """Every rank's ``value``, in rank order. Raises RankError when a rank does not come in time."""
         try:
             self._sent[rank] = value
             self._barrier.wait()
@@ -77,23 +78,36 @@ class ThreadHub:
         return everything
 
     def abort(self) -> None:
-        """Make every waiting and later call fail."""
         self._barrier.abort()
 
 
+class ThreadHub:
+    """Meeting point of the ranks of one instance that live as threads of one process."""
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        self.size = size
+        self.control = _Meeting(size, timeout_s)
+        self.experts = _Meeting(size, timeout_s)
+
+    def abort(self) -> None:
+        """Make every waiting and later call fail."""
+        self.control.abort()
+        self.experts.abort()
+
+
 class ThreadExchange:
-    """One rank of a ``ThreadHub``."""
+    """One rank of a ``ThreadHub``. Raises RankError when another rank left or does not come in time."""
 
     def __init__(self, hub: ThreadHub, rank: int) -> None:
         self._hub = hub
         self.rank = rank
         self.size = hub.size
 
-    def any(self, flag: bool) -> bool:
-        return any(self._hub.gather(self.rank, flag))
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        return cast(list[list[float]], self._hub.control.gather(self.rank, list(values)))
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        everything = self._hub.gather(self.rank, list(parts))
+        everything = self._hub.experts.gather(self.rank, list(parts))
         return [sent[self.rank] for sent in everything]  # type: ignore[index]
 
     def close(self) -> None:
@@ -114,33 +128,35 @@ class GlooExchange:
         limit = timedelta(seconds=timeout_s)
         try:
             store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=limit)
-            prefixed = dist.PrefixStore("experts", store)
-            # torch's stubs do not know the collectives of a group that is made directly
-            self._group: Any = cast(Any, dist.ProcessGroupGloo(prefixed, rank, size, limit))
+            self._experts, self._control = (
+                # torch's stubs do not know the collectives of a group that is made directly
+                cast(Any, dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, limit))
+                for name in ("experts", "control")
+            )
             self._store = store
         except (RuntimeError, dist.DistError) as error:
             raise RankError(
                 f"rank {rank} of {size} could not join its instance at {address}: {error}"
             ) from error
 
-    def any(self, flag: bool) -> bool:
-        shared = torch.tensor([int(flag)])
-        options = dist.AllreduceOptions()
-        options.reduceOp = cast(Any, dist.ReduceOp.MAX)
-        self._wait(self._group.allreduce([shared], options))
-        return bool(shared.item())
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        ours = torch.tensor(values, dtype=torch.float64)
+        received = torch.empty(self.size * len(values), dtype=torch.float64)
+        self._wait(self._control.alltoall_base(received, ours.repeat(self.size), [], []))
+        return received.view(self.size, -1).tolist()
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
         sent = [part.shape[0] for part in parts]
         counts = torch.empty(self.size, dtype=torch.int64)
-        self._wait(self._group.alltoall_base(counts, torch.tensor(sent), [], []))
+        self._wait(self._experts.alltoall_base(counts, torch.tensor(sent), [], []))
         received: list[int] = counts.tolist()
         buffer = torch.empty((sum(received), parts[0].shape[1]))
-        self._wait(self._group.alltoall_base(buffer, torch.cat(list(parts)), received, sent))
+        self._wait(self._experts.alltoall_base(buffer, torch.cat(list(parts)), received, sent))
         return list(buffer.split(received))
 
     def close(self) -> None:
-        self._group.abort()
+        self._experts.abort()
+        self._control.abort()
 
     def _wait(self, work: "dist.Work") -> None:
         try:

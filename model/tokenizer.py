@@ -79,6 +79,12 @@ class Tokenizer:
         return token_bytes(self._backend, self.vocab_size)
 
     @cached_property
+    def text_bytes(self) -> tuple[bytes, ...]:
+        """As `token_bytes`, with nothing for special tokens: the bytes of the text that a user sees."""
+        special = self.special_ids
+        return tuple(b"" if i in special else piece for i, piece in enumerate(self.token_bytes))
+
+    @cached_property
     def engram_map(self) -> tuple[int, ...] | None:
         """Compressed id of every id below `vocab_size`; None if the model hashes token ids as they are.
 

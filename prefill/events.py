@@ -4,16 +4,21 @@ from dataclasses import dataclass
 
 from ..transfer.errors import HeadraceError
 from ..transfer.messages import Handoff
+from ..transfer.request import PromptLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A prompt is prefilled and may be read. ``prefill_started`` and ``offered`` are instants of its timeline."""
+    """A prompt is prefilled and may be read. ``prefill_started`` and ``offered`` are instants of its timeline.
+
+    ``prompt_logprobs`` are those of ``Completion``.
+    """
 
     request_id: str
     handoff: Handoff
     prefill_started: float
     offered: float
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

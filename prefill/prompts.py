@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..transfer.errors import IntegrityError, InvalidRequestError
-from ..transfer.request import Request
+from ..transfer.request import PromptLogprob, Request
 from .scheduler import Prompt
 
 
@@ -23,13 +23,17 @@ class Queued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Owns ``blocks`` and ``slot``; ``num_done`` rows are cached. ``started`` is an instant of the timeline."""
+    """Owns ``blocks`` and ``slot``; ``num_done`` rows are cached. ``started`` is an instant of the timeline.
+
+    ``logprobs`` of the tokens that follow these rows, if they were asked for.
+    """
 
     request: Request
     blocks: tuple[int, ...]
     slot: int
     started: float
     num_done: int = 0
+    logprobs: tuple[PromptLogprob, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -105,12 +109,16 @@ class PromptQueue:
             raise IntegrityError(f"prompt {request_id!r} cannot run rows in state {state}")
         return state
 
-    def advance(self, request_id: str, start: int, count: int) -> None:
-        """Running -> Running with ``count`` more rows, the next ones."""
+    def advance(
+        self, request_id: str, start: int, count: int, logprobs: tuple[PromptLogprob, ...] = ()
+    ) -> None:
+        """Running -> Running with ``count`` more rows, the next ones, and what they gave."""
         state = self.get_running(request_id)
         if start != state.num_done or start + count > num_rows(state.request):
             raise IntegrityError(f"rows {start}..{start + count - 1} do not follow in {state}")
-        self._states[request_id] = replace(state, num_done=start + count)
+        self._states[request_id] = replace(
+            state, num_done=start + count, logprobs=state.logprobs + logprobs
+        )
 
     def take_finished(self) -> list[Running]:
         """Remove the prompts whose rows are all done; the caller owns their blocks and slots."""

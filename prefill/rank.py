@@ -16,9 +16,10 @@ from ..transfer.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from ..transfer.request import Request
+from ..transfer.request import PromptLogprob, Request
 from .config import PrefillConfig
 from .events import Offered, PrefillEvent, PrefillFailed
+from .logprobs import prompt_logprobs
 from .outbox import Outbox
 from .prompts import PromptQueue, Queued, Running, num_rows
 from .scheduler import Chunk, StepPlan, blocks_for, plan_step
@@ -70,6 +71,7 @@ class PrefillRank:
             raise InvalidRequestError(
                 f"prompt_ids hold {wrong[0]}, which is not allowed: an id from 0 to {model.vocab_size - 1}"
             )
+        request.sampling.check_vocabulary(model.vocab_size)
         length, context = len(request.prompt_ids), model.max_position_embeddings
         if length >= context:
             raise PromptTooLongError(
@@ -96,6 +98,11 @@ class PrefillRank:
         plan = self._plan()
         return bool(self._events or plan.admitted or plan.chunks)
 
+    @property
+    def outlook(self) -> tuple[float]:
+        """What the other ranks are told before a turn: only whether there is work here."""
+        return (float(self.has_work),)
+
     def pump(self) -> None:
         """Answer readers, expire leases, give up prompts that waited too long. Never blocks."""
         now = self._timer()
@@ -113,19 +120,30 @@ class PrefillRank:
                     PrefillFailed(request_id=prompt.request.request_id, error=error)
                 )
 
-    def step(self) -> list[PrefillEvent]:
+    def step(self, outlooks: Sequence[Sequence[float]] = ()) -> list[PrefillEvent]:
         """Run one plan: exactly one forward pass, of zero spans when there is nothing to run."""
+        del outlooks  # every rank plans for itself
         plan = self._plan()
         for request_id in plan.admitted:
             self._admit(request_id)
-        self._network.forward([self._span(chunk) for chunk in plan.chunks])
+        logits = self._network.forward([self._span(chunk) for chunk in plan.chunks])
+        first = 0
         for chunk in plan.chunks:
-            self._prompts.advance(chunk.request_id, chunk.start, chunk.count)
+            logprobs: tuple[PromptLogprob, ...] = ()
+            request = self._prompts.get_running(chunk.request_id).request
+            if (k := request.sampling.prompt_logprobs) is not None:
+                after = request.prompt_ids[chunk.start + 1 : chunk.start + chunk.count + 1]
+                logprobs = prompt_logprobs(logits[first : first + chunk.count], after, k)
+                first += chunk.count
+            self._prompts.advance(chunk.request_id, chunk.start, chunk.count, logprobs)
         self._num_steps += 1
         self._num_rows += sum(chunk.count for chunk in plan.chunks)
         self._events += [self._offer(prompt) for prompt in self._prompts.take_finished()]
         events, self._events = self._events, []
         return events
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and slot is free or owned exactly once."""
@@ -170,15 +188,16 @@ class PrefillRank:
 
     def _span(self, chunk: Chunk) -> Span:
         prompt = self._prompts.get_running(chunk.request_id)
-        ids = prompt.request.prompt_ids
+        request = prompt.request
+        ids = request.prompt_ids
         return Span(
             token_ids=ids[chunk.start : chunk.start + chunk.count],
             start=chunk.start,
             history=ids[max(0, chunk.start - HISTORY_TOKENS) : chunk.start],
             slot=prompt.slot,
             blocks=prompt.blocks,
-            tail_start=max(0, len(ids) - self._layout.keep),
-            logits=Logits.NONE,
+            tail_start=request.tail_start(self._layout.keep),
+            logits=Logits.NONE if request.sampling.prompt_logprobs is None else Logits.ALL,
         )
 
     def _offer(self, prompt: Running) -> Offered:
@@ -191,6 +210,7 @@ class PrefillRank:
             handoff=handoff,
             prefill_started=prompt.started,
             offered=self._clock(),
+            prompt_logprobs=prompt.logprobs,
         )
 
     def _free(self, state: Queued | Running | None) -> None:

@@ -17,7 +17,6 @@ from ..model.batch import Logits, Span
 from ..model.network import NetworkOptions, load_network
 from .tiny import corpus
 from .tiny.batches import BOS_ID
-from .tiny.drafter import Drafter
 from .tiny.engram_hash import EngramHash, compressed_map
 from .tiny.export import CHECKPOINT, load_tokenizer, stacked_weights
 from .tiny.network import Network, Numerics
@@ -27,7 +26,6 @@ LENGTH, STRIDE = (
     512,
 )  # every token but a file's first 512 is predicted from at least 512 before it
 ROWS = 4  # rows of LENGTH tokens in one forward pass
-ANCHOR_STEP = 8  # positions between two blocks of drafts that are judged
 MODES = {
     "dense": Numerics(quantised=True, selected=False),
     "top_k": Numerics(quantised=True, selected=True),
@@ -81,20 +79,6 @@ class Evaluation:
             for layer, count in counts.items():
                 usage[layer] = usage.get(layer, 0) + count
         return total, usage
-
-    @torch.no_grad()
-    def draft_acceptance(self, text: str) -> list[float]:
-        """Mean probability that verification accepts each draft of a block, given that those before it were right."""
-        inputs = torch.stack([row for row, _, counted in self.windows(text) if counted[-1]][:ROWS])
-        hidden, trace = self.network.forward(inputs, self.hash.rows(inputs), MODES["top_k"])
-        target = functional.linear(hidden, self.network.weights["head.weight"])
-        drafter = Drafter(self.network)
-        last = torch.arange(0, LENGTH - drafter.size - 1, ANCHOR_STEP)
-        row = torch.arange(len(inputs)).repeat_interleave(len(last))
-        _, accepted = drafter.loss(
-            inputs, trace.features, target.view(*inputs.shape, -1), row, last.repeat(len(inputs))
-        )
-        return [round(share, 4) for share in accepted.tolist()]
 
 
 def gzip_bits(texts: list[str]) -> int:
@@ -158,7 +142,6 @@ def main() -> None:
         layer: [round(share, 4) for share in (count / count.sum()).tolist()]
         for layer, count in usage.items()
     }
-    result["draft_acceptance"] = evaluation.draft_acceptance(max(texts, key=len))
     result["product_difference"] = product_difference(
         evaluation, arguments.checkpoint, texts[0], 256
     )

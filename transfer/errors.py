@@ -5,6 +5,7 @@
     |   `-- CheckpointError    a model directory that cannot be served as it is
     |-- RequestError           one request is wrong; its neighbours go on
     |   |-- InvalidRequestError    a field has a value outside its range
+    |   |   `-- GrammarError           a grammar that cannot be compiled or followed within its limits
     |   `-- PromptTooLongError     prompt plus answer do not fit the context or the cache
     |-- TransferError          a handoff could not be read; the request is prefilled again
     |   |-- LayoutMismatchError    two ranks do not describe their caches alike
@@ -39,6 +40,10 @@ class RequestError(HeadraceError):
 
 class InvalidRequestError(RequestError, ValueError):
     """A request field has a value outside its range."""
+
+
+class GrammarError(InvalidRequestError):
+    """A grammar that cannot be compiled, or not followed within its limits of time and memory."""
 
 
 class PromptTooLongError(RequestError, ValueError):

@@ -13,7 +13,14 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_GRAMMAR_CHARACTERS = 1 << 20
-GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "ebnf")
+GRAMMAR_KINDS = (
+    "json_schema",
+    "json_object",
+    "regex",
+    "ebnf",
+    "tool_call",
+    "tool_call_required",
+)
 
 
 def _require(ok: bool, name: str, value: object, allowed: str) -> None:
@@ -30,8 +37,8 @@ def _in_range(name: str, value: float, low: float, high: float, meaning: str = "
 class Grammar:
     """A language that an answer must belong to.
 
-    ``kind`` is one of GRAMMAR_KINDS; ``text`` is the JSON schema, the regular expression or the EBNF grammar (empty
-    for ``json_object``). With a ``trigger`` the answer is free until that text has appeared in it; what follows must
+    ``kind`` is one of GRAMMAR_KINDS; ``text`` is the JSON schema, the regular expression, the EBNF grammar, or for tool
+    calls the JSON list of tools (empty for ``json_object``). With a required tool call the prompt has opened it. With a ``trigger`` the answer is free until that text has appeared in it; what follows must
     belong to the language. Raises InvalidRequestError for a value outside its range.
     """
 
@@ -53,6 +60,12 @@ class Grammar:
             self.text[:80],
             "empty for json_object, and only there",
         )
+        _require(
+            len(self.trigger) <= MAX_STOP_CHARACTERS,
+            "grammar trigger length",
+            len(self.trigger),
+            f"at most {MAX_STOP_CHARACTERS} characters",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +79,10 @@ class SamplingParams:
     a request gives the same tokens on any rank.
 
     An answer ends with EOS (unless ``ignore_eos``), one of ``stop_token_ids``, the token that completes one of the
-    ``stop`` strings, or ``max_tokens``; before ``min_tokens`` the first three cannot happen. ``logprobs`` asks for the chosen tokens' logarithms of
-    probability, ``top_logprobs`` for the likeliest tokens of every position too, ``prompt_logprobs`` for those of the
-    prompt's positions (None: off; it makes prefill run all layers for all rows).
+    ``stop`` strings, or ``max_tokens``; before ``min_tokens`` tokens the first three cannot happen. ``logprobs`` asks
+    for the chosen tokens' logarithms of probability, ``top_logprobs`` for the likeliest tokens of every position,
+    ``prompt_logprobs`` for both at the prompt's positions (None: off; it runs all layers for all prompt rows, which may
+    change what is sampled after them).
     Raises InvalidRequestError for a value outside its range.
     """
 
@@ -143,6 +157,13 @@ class SamplingParams:
                 f"an integer from 0 to {MAX_TOP_LOGPROBS}",
             )
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidRequestError for a logit_bias or stop id that the vocabulary does not have."""
+        biased = [token for token, _ in self.logit_bias]
+        for name, ids in (("logit_bias", biased), ("stop_token_ids", self.stop_token_ids)):
+            for token in ids:
+                _require(token < vocab_size, f"{name} id", token, f"an id from 0 to {vocab_size - 1}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -161,6 +182,12 @@ class Request:
         )
         _require(bool(self.prompt_ids), "prompt_ids", self.prompt_ids, "at least one token id")
 
+    def tail_start(self, keep: int) -> int:
+        """The first prompt row that runs all layers: ``keep`` rows do, or all of them with ``prompt_logprobs``."""
+        if self.sampling.prompt_logprobs is not None:
+            return 0
+        return max(0, len(self.prompt_ids) - keep)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLogprobs:
@@ -171,15 +198,27 @@ class TopLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprob:
+    """A token of the prompt: its logarithm of probability, its rank from 1, and the likeliest in its place."""
+
+    logprob: float
+    rank: int
+    likeliest: TopLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The whole answer to a request.
 
-    ``finish_reason`` is ``stop`` (the last id is EOS; text leaves it out) or ``length``. A request that failed has no
-    Completion; it raises instead.
+    ``finish_reason`` is ``stop`` (the last id is EOS, a stop id or completes a stop string) or ``length``. A request
+    that failed has no Completion; it raises instead. ``logprobs`` and ``top_logprobs`` have an entry for each id if
+    they were asked for, ``prompt_logprobs`` one for each prompt id but the first, which nothing precedes.
     """
 
     request_id: str
     ids: tuple[int, ...]
     finish_reason: str
     timeline: Timeline
+    logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[TopLogprobs, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()

@@ -6,12 +6,14 @@
       |<------- blocks, slot of prefill ------>|
       |<------------------- blocks, slot, context of decode --------------->|
 
-The decode rank's room is promised when the request is routed, so a handoff never waits there until its lease ends.
+The decode rank's room is promised when the request is routed, and the promise grows with the answer (see ``promise``).
+So requests wait here, and not as handoffs whose leases run out.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .promise import promised_blocks
 from .types import ClusterView, Decision, PoolView, RankView, RouteQuery
 
 
@@ -65,7 +67,9 @@ class Entry:
     prefill_blocks: int
     decode_blocks: int
     queued_tokens: int
-    context_tokens: int
+    prompt_tokens: int
+    max_tokens: int
+    output_tokens: int = 0
     prefill_open: bool = True
 
 
@@ -73,11 +77,16 @@ class Book:
     """All ranks and all entries; used from one thread."""
 
     def __init__(
-        self, prefill: Iterable[RankBook], decode: Iterable[RankBook], block_tokens: int
+        self,
+        prefill: Iterable[RankBook],
+        decode: Iterable[RankBook],
+        block_tokens: int,
+        overcommit: float,
     ) -> None:
         self._prefill = {rank.name: rank for rank in prefill}
         self._decode = {rank.name: rank for rank in decode}
         self._block_tokens = block_tokens
+        self._overcommit = overcommit
         self._turn = 0
 
     def view(self) -> ClusterView:
@@ -100,15 +109,17 @@ class Book:
         entry = Entry(
             prefill=self._prefill[decision.prefill],
             decode=self._decode[decision.decode],
-            prefill_blocks=self._blocks(query.prompt_tokens),
-            decode_blocks=self._blocks(query.prompt_tokens + query.max_tokens),
+            prefill_blocks=-(-query.prompt_tokens // self._block_tokens),
+            decode_blocks=0,
             queued_tokens=query.prompt_tokens,
-            context_tokens=query.prompt_tokens,
+            prompt_tokens=query.prompt_tokens,
+            max_tokens=query.max_tokens,
         )
+        entry.decode_blocks = self._promise(entry)
         entry.prefill.take(entry.prefill_blocks)
         entry.prefill.queued_tokens += entry.queued_tokens
         entry.decode.take(entry.decode_blocks)
-        entry.decode.context_tokens += entry.context_tokens
+        entry.decode.context_tokens += entry.prompt_tokens
         return entry
 
     def offered(self, entry: Entry) -> None:
@@ -119,14 +130,16 @@ class Book:
     def grew(self, entry: Entry, num_tokens: int) -> None:
         """It has more tokens; the first ones tell that the handoff was read."""
         self._end_prefill(entry)
-        entry.context_tokens += num_tokens
+        entry.output_tokens += num_tokens
         entry.decode.context_tokens += num_tokens
+        promised, entry.decode_blocks = entry.decode_blocks, self._promise(entry)
+        entry.decode.used_blocks += entry.decode_blocks - promised
 
     def close(self, entry: Entry) -> None:
         """It is over, one way or another."""
         self._end_prefill(entry)
         entry.decode.give(entry.decode_blocks)
-        entry.decode.context_tokens -= entry.context_tokens
+        entry.decode.context_tokens -= entry.prompt_tokens + entry.output_tokens
 
     def lose_instance(self, instance: str) -> None:
         """Ranks of an instance live and die together."""
@@ -140,5 +153,11 @@ class Book:
             entry.prefill_open = False
             entry.prefill.give(entry.prefill_blocks)
 
-    def _blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_tokens)
+    def _promise(self, entry: Entry) -> int:
+        return promised_blocks(
+            entry.prompt_tokens,
+            entry.output_tokens,
+            entry.max_tokens,
+            self._block_tokens,
+            self._overcommit,
+        )

@@ -26,7 +26,8 @@ class RankView:
 
     ``queued_tokens``: prompt tokens submitted and not yet offered (prefill). ``running_requests``: requests that hold
     a place (both kinds). ``context_tokens``: tokens x context, the sum of the context lengths a decode step reads.
-    ``free_blocks``, ``free_slots``: room not promised to anyone. ``hit_tokens``: leading prompt tokens of this query
+    ``free_blocks``, ``free_slots``: room not promised to anyone; below 0 where answers grew beyond a decode rank's
+    memory, so that some are paused. ``hit_tokens``: leading prompt tokens of this query
     per tier that the rank need not compute. A rank that is not ``alive`` is never chosen.
     """
 
@@ -62,8 +63,8 @@ class ClusterView:
 class Candidate:
     """What choosing a rank would cost, in tokens of work; lower is better.
 
-    ``has_room`` is False where the request would have to wait for blocks or a slot: such a rank loses against any
-    rank with room, whatever the cost.
+    ``has_room`` is False where its promise of blocks or a slot is not free: such a rank loses against any rank with
+    room, whatever the cost.
     """
 
     rank: str

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .index import top_indices
+from .linear import unpack_weight
 from .storage import rounder
 
 
@@ -42,16 +43,18 @@ def expert_outputs(
     x: Tensor,
     ids: Tensor,
     scale: Tensor,
-    gate_up_t: Tensor,
-    down_t: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
     limit: float,
     kind: int,
 ) -> Tensor:
     """Outputs of the experts ``ids`` int64 [T, k] of every row ``x`` [T, H], each times ``scale`` [T, k]: [T, k, H].
 
-    ``gate_up_t`` [E, H, 2 I], ``down_t`` [E, I, H]; the activation is rounded as ``kind`` says before the
-    second product.
+    ``gate_up`` [E, 2 I, H] and ``down`` [E, H, I] are packed by ``pack_weight``; the activation is rounded as ``kind``
+    says before the second product.
     """
+    gate_up_t = unpack_weight(gate_up, 2 * down.shape[2])
+    down_t = unpack_weight(down, x.shape[1])
     out = torch.empty((*ids.shape, x.shape[1]))
     for expert in ids.unique().tolist():
         row, slot = torch.nonzero(ids == expert, as_tuple=True)

@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import sink_attention
-from ...kernels.linear import matmul_groups
 from ...kernels.norm import rms_norm, rotate_last
-from ...kernels.storage import gather_entries, gather_rows, scatter_rows
+from ...kernels.reference.storage import FLOAT32
+from ...kernels.storage import gather_entries, scatter_rows, window_keys
 from ..batch import Rows
 from ..cache import Cache
 from .compressor import Compressor
 from .indexer import Indexer
+from .linear import Linear
 from .weights import LayerSettings, Weights
 
 
@@ -59,7 +60,7 @@ class Attention:
         self._query_up = weights.linear("wq_b", quantized=True)
         self._sink = weights.tensor("attn_sink")
         groups = weights.tensor("wo_a.weight").unflatten(0, (config.o_groups, -1))
-        self._group_down_t = groups.transpose(1, 2).contiguous()
+        self._group_down = Linear(groups, FLOAT32)
         self._output = weights.linear("wo_b", quantized=True)
         self.compressor = (
             Compressor(weights, layer, frequencies, settings)
@@ -77,8 +78,7 @@ class Attention:
         config, rounded = self._settings.config, self._settings.fmt.activation
         turn = rows.turns.at(self._frequencies)
         x8 = rounded(x)
-        latent = rms_norm(self._latent.product(x8), self._kv_norm, config.rms_norm_eps)
-        window = self._window(rotate_last(latent, turn), rows, cache)
+        window = self._window(self._own_keys(x8, turn), rows, cache)
         low = rounded(rms_norm(self._query_down.product(x8), self._query_norm, config.rms_norm_eps))
         query = self._query_up.product(low).unflatten(
             1, (config.num_attention_heads, config.head_dim)
@@ -96,14 +96,30 @@ class Attention:
         )
         return self._project(rotate_last(heads, turn, inverse=True))
 
+    def write_window(self, x: Tensor, rows: Rows, cache: Cache) -> None:
+        """Write the window rows of ``x`` [T, H] and attend to nothing: the context of a drafter block."""
+        x8 = self._settings.fmt.activation(x)
+        self._keep(self._own_keys(x8, rows.turns.at(self._frequencies)), rows, cache)
+
+    def _own_keys(self, x8: Tensor, turn: Tensor) -> Tensor:
+        """Window keys [T, d] of rounded ``x8`` [T, H], as they are before they are stored."""
+        latent = self._latent.product(x8)
+        latent = rms_norm(latent, self._kv_norm, self._settings.config.rms_norm_eps)
+        return rotate_last(latent, turn)
+
     def _window(self, latent: Tensor, rows: Rows, cache: Cache) -> Tensor:
         """Window keys [n, d]: rows of earlier passes from the ring, rows of this pass as the ring will hold them."""
         fmt, ring = cache.format.window, cache.window[self._layer]
-        prior = gather_rows(ring, rows.prior_slot, rows.prior_row, fmt, latent.shape[1])
+        keys = window_keys(ring, rows.prior_slot, rows.prior_row, latent, fmt)
+        self._keep(latent, rows, cache)
+        return keys
+
+    def _keep(self, latent: Tensor, rows: Rows, cache: Cache) -> None:
+        """Store the keys ``latent`` [T, d] that the rings keep."""
         kept = latent if rows.ring_source is None else latent[rows.ring_source]
-        scatter_rows(ring, rows.ring_slot, rows.ring_row, kept, fmt)
-        return torch.cat((prior, fmt.rounded(latent)))
+        ring = cache.window[self._layer]
+        scatter_rows(ring, rows.ring_slot, rows.ring_row, kept, cache.format.window)
 
     def _project(self, heads: Tensor) -> Tensor:
         """Grouped low-rank output projection of ``heads`` [T, h, d]."""
-        return self._output(matmul_groups(heads.flatten(1), self._group_down_t))
+        return self._output(self._group_down(heads.flatten(1)))

@@ -1,33 +1,26 @@
 """A matrix product with the rounding of its input that the stored weight asks for."""
 
-from collections.abc import Callable
-
 from torch import Tensor
 
-from ...kernels import linear
-from ...kernels.reference import linear as blas
-
-_BLAS_ROWS = 24
-"""From here on BLAS outruns the kernel; its bits depend on the number of rows."""
+from ...kernels.linear import pack_weight, panel_bits, product
 
 
 class Linear:
-    """``y = x W^T``. A weight stored in FP8 or FP4 rounds its input by ``activation`` first; None leaves it alone."""
+    """``y = x W^T`` with ``x`` rounded as ``kind`` says, FP8 for a weight stored in FP8 or FP4.
 
-    def __init__(
-        self, weight: Tensor, activation: Callable[[Tensor], Tensor] | None, deterministic: bool
-    ) -> None:
-        self._panels = linear.pack_weight(weight)
-        self._outer = weight.shape[0]
-        self._activation = activation
-        self._deterministic = deterministic
+    ``weight`` [N, K], or [G, N, K] for G weights, each with a slice of the input and of the output of its own.
+    """
+
+    def __init__(self, weight: Tensor, kind: int) -> None:
+        panels = pack_weight(weight if weight.dim() == 3 else weight.unsqueeze(0))
+        self._bits = panel_bits(panels)
+        self._outer = weight.shape[-2]
+        self._kind = kind
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [T, in] to [T, out]."""
-        return self.product(x if self._activation is None else self._activation(x))
+        return product(x, self._bits, self._outer, self._kind)
 
     def product(self, x: Tensor) -> Tensor:
         """The product alone, for ``x`` that is rounded already."""
-        if self._deterministic or x.shape[0] < _BLAS_ROWS:
-            return linear.matmul_rows(x, self._panels, self._outer)
-        return blas.matmul_rows(x, self._panels, self._outer)
+        return product(x, self._bits, self._outer)

@@ -8,7 +8,8 @@ of the sum.
 import torch
 from torch import Tensor
 
-from ...kernels.moe import add_choices, expert_outputs, route
+from ...kernels.linear import pack_weight, panel_bits
+from ...kernels.moe import add_choices, expert_outputs, mixture, route
 from ...transfer.errors import ConfigError
 from ..parallel import ExpertExchange, owner_of_expert
 from .weights import LayerSettings, Weights
@@ -19,10 +20,12 @@ class Experts:
 
     def __init__(self, each: list[Weights], settings: LayerSettings) -> None:
         def gate_up(own: Weights) -> Tensor:
-            return torch.cat((own.tensor("w1.weight"), own.tensor("w3.weight"))).t()
+            return torch.cat((own.tensor("w1.weight"), own.tensor("w3.weight")))
 
-        self._gate_up_t = torch.stack([gate_up(own) for own in each]).contiguous()
-        self._down_t = torch.stack([own.tensor("w2.weight").t() for own in each]).contiguous()
+        self.panels = (
+            panel_bits(pack_weight(torch.stack([gate_up(own) for own in each]))),
+            panel_bits(pack_weight(torch.stack([own.tensor("w2.weight") for own in each]))),
+        )
         self._limit = settings.config.swiglu_limit
         self._kind = settings.fmt.activation_kind
 
@@ -30,7 +33,7 @@ class Experts:
         """Outputs of the local experts ``ids`` int64 [n, k] of rounded ``x`` [n, H] times ``scale`` [n, k]: [n,
         k, H].
         """
-        return expert_outputs(x, ids, scale, self._gate_up_t, self._down_t, self._limit, self._kind)
+        return expert_outputs(x, ids, scale, *self.panels, self._limit, self._kind)
 
 
 class SparseMoe:
@@ -70,14 +73,21 @@ class SparseMoe:
             config.num_experts_per_tok,
             config.routed_scaling_factor,
         )
-        rounded = self._settings.fmt.activation(x)
+        fmt = self._settings.fmt
+        if self._exchange.size == 1:
+            limit, kind = config.swiglu_limit, fmt.activation_kind
+            panels = self._experts.panels, self._shared.panels
+            return mixture(x, ids, weights, *panels, limit, kind), ids, weights
+        rounded = fmt.activation(x)
         routed = self._routed(rounded, ids, weights)
         alone = torch.zeros((x.shape[0], 1), dtype=torch.int64)
         shared = self._shared(rounded, alone, torch.ones((x.shape[0], 1)))
         return add_choices(routed, shared.squeeze(1)), ids, weights
 
     def join_exchange(self) -> None:
-        """Take part in the exchange of this layer without rows of our own."""
+        """Take part in the exchange of this layer, if there is one, without rows of our own."""
+        if self._exchange.size == 1:
+            return
         hidden = self._settings.config.hidden_size
         k = self._settings.config.num_experts_per_tok
         self._routed(
@@ -86,8 +96,6 @@ class SparseMoe:
 
     def _routed(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Outputs of the chosen experts: [T, k, H]."""
-        if self._exchange.size == 1:
-            return self._experts(x, ids, weights)
         source = torch.arange(ids.shape[0]).repeat_interleave(ids.shape[1])
         outputs = self._exchanged(x[source], ids.flatten(), weights.flatten())
         return outputs.view(*ids.shape, x.shape[1])

@@ -1,11 +1,12 @@
 """How a layer finds its tensors, and the settings that all layers share."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ...kernels.reference.storage import FLOAT32
 from ...kernels.storage import KvFormat
 from ..checkpoint import Checkpoint
 from ..config import ModelConfig
@@ -31,6 +32,11 @@ class Weights:
         self._prefix = prefix
         self._settings = settings
 
+    @property
+    def directory(self) -> Path:
+        """The checkpoint's."""
+        return self._checkpoint.directory
+
     def below(self, name: str) -> "Weights":
         """The same checkpoint, one name further down."""
         return Weights(self._checkpoint, f"{self._prefix}{name}.", self._settings)
@@ -52,7 +58,4 @@ class Weights:
     def linear_of(self, *tensors: str, quantized: bool) -> Linear:
         """One product for tensors that share their input, outputs in the order of ``tensors``."""
         weight = torch.cat([self.tensor(name) for name in tensors])
-        activation: Callable[[Tensor], Tensor] | None = (
-            self._settings.fmt.activation if quantized else None
-        )
-        return Linear(weight, activation, self._settings.deterministic)
+        return Linear(weight, self._settings.fmt.activation_kind if quantized else FLOAT32)

@@ -167,8 +167,14 @@ class Drafter:
         target_logits: torch.Tensor,
         row: torch.Tensor,
         last: torch.Tensor,
+        heat: torch.Tensor,
+        noise: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss, mean acceptance of every draft [G]) on `ids` [B, S] with backbone logits [B, S, V] (spec 6.8)."""
+        """(loss, mean acceptance of every draft [G]) on `ids` [B, S] (spec 6.8), both at temperatures `heat` [A].
+
+        `target_logits` [A, G, V] are the backbone's at the drafts' places. Under the Gumbel `noise` [A, G, V] that
+        draft and target share, a draft is accepted when both choose the same token: that is what confidences learn.
+        """
         end = f"mtp.{self.blocks - 1}"
         z = self.states(ids, self.context(features, len(ids)), row, last)
         steps = last[:, None] + 1 + torch.arange(self.size)
@@ -179,18 +185,16 @@ class Drafter:
         logits = functional.linear(
             self.network.norm(z, f"{end}.norm"), self.weights["head.weight"]
         ) + self.network.linear(markov, f"{end}.markov_head.head")
-        log_p = logits.log_softmax(-1)
-        distance = (
-            (log_p.exp() - target_logits[row[:, None], steps].flatten(0, 1).softmax(-1))
-            .abs()
-            .sum(-1)
-            .view(-1, self.size)
-        )
-        accepted = (1 - distance / 2).detach()
+        cool = 1 / heat.repeat_interleave(self.size).unsqueeze(1)
+        target_logits, noise = target_logits.flatten(0, 1) * cool, noise.flatten(0, 1)
+        log_p = (logits * cool).log_softmax(-1)
+        distance = (log_p.exp() - target_logits.softmax(-1)).abs().sum(-1).view(-1, self.size)
+        agreed = (log_p.detach() + noise).argmax(-1) == (target_logits + noise).argmax(-1)
         confidence = self.network.linear(
             torch.cat((z, markov), dim=-1), f"{end}.confidence_head.proj"
         ).view(-1, self.size)
         weight = torch.exp(-torch.arange(self.size) / self.size)
+        accepted = agreed.float().view(-1, self.size)
         loss = (
             0.1 * functional.nll_loss(log_p, following.flatten())
             + 0.9 * (distance * weight).sum(-1).mean()

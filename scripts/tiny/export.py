@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from ...model.checkpoint import Checkpoint
@@ -71,23 +72,37 @@ def export(weights: dict[str, torch.Tensor], directory: Path) -> None:
                 shutil.move(file, directory / file.name)
 
 
+def export_drafter(weights: dict[str, torch.Tensor], directory: Path) -> None:
+    """Replaces the `mtp.*` weights in `directory`; every other tensor keeps its stored bytes."""
+    config = json.loads((directory / "config.json").read_text())
+    everything = released_tensors(stacked_weights(directory) | weights)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as partial:
+        save_checkpoint(partial, config, everything)
+        for file in Path(partial).glob("*.safetensors"):
+            new, old = load_file(file), load_file(directory / file.name)
+            kept = {name: new[name] if name.startswith("mtp.") else old[name] for name in new}
+            save_file(kept, file, metadata={"format": "pt"})
+            file.chmod(0o644)
+            file.replace(directory / file.name)
+
+
 def main() -> None:
     """Export, then compare what a reader gets with what was trained."""
     parser = argparse.ArgumentParser(
         description="Export the training state into the bundled checkpoint."
     )
     parser.add_argument("--state", type=Path, default=Path("build/tiny-train"))
+    parser.add_argument("--drafter", action="store_true", help="the drafter only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = json.loads((CHECKPOINT / "config.json").read_text())
-    weights = torch.load(arguments.state / "state.pt", weights_only=True)["weights"]
-    trained_drafter = arguments.state / "drafter.pt"
-    weights |= (
-        torch.load(trained_drafter, weights_only=True)
-        if trained_drafter.exists()
-        else drafter.initial_weights(config, weights, seed=0)
-    )
-    export(weights, CHECKPOINT)
+    if arguments.drafter:
+        weights = torch.load(arguments.state / "drafter.pt", weights_only=True)
+        export_drafter(weights, CHECKPOINT)
+    else:
+        weights = torch.load(arguments.state / "state.pt", weights_only=True)["weights"]
+        weights |= drafter.initial_weights(config, weights, seed=0)
+        export(weights, CHECKPOINT)
     stored = stacked_weights(CHECKPOINT)
     for name, weight in weights.items():
         torch.testing.assert_close(

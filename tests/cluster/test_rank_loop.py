@@ -36,8 +36,8 @@ class Recorder:
         self.submitted: list[str] = []
 
     @property
-    def has_work(self) -> bool:
-        return self.work > 0
+    def outlook(self) -> tuple[float]:
+        return (float(self.work > 0),)
 
     def submit(self, request: Request) -> None:
         if len(request.prompt_ids) > 3:
@@ -50,10 +50,14 @@ class Recorder:
     def pump(self) -> None:
         self.threads.add(threading.current_thread().name)
 
-    def step(self) -> Sequence[Event]:
+    def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
+        assert any(outlook[0] for outlook in outlooks)
         self.work -= 1
         self.num_steps += 1
         return [Refused(request_id=f"step {self.num_steps}", error=RankError("only a marker"))]
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def check_integrity(self) -> None:
         if self.submitted:

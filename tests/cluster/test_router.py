@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.cluster.router.book import Book, RankBook
 from headrace.cluster.router.least_load import RouterConfig, choose
+from headrace.cluster.router.promise import GROWTH_TOKENS, promised_blocks
 from headrace.cluster.router.types import Candidate, ClusterView, PoolView, RankView, RouteQuery
-from headrace.transfer.errors import RankError
+from headrace.transfer.errors import ConfigError, RankError
 
 QUERY = RouteQuery(request_id="q", prompt_tokens=100, max_tokens=28)
 FREE = RankView(name="", instance="", free_blocks=10, free_slots=4)
@@ -59,6 +62,49 @@ def test_room_goes_before_load() -> None:
     assert (decision.prefill, decision.decode) == ("p1", "d1")
 
 
+def test_a_decode_rank_has_room_for_a_promise_not_for_the_longest_answer() -> None:
+    query = replace(QUERY, max_tokens=284)  # 12 blocks at most; 8 with half of the answer
+    view = view_of([rank("p0")], [rank("d0", free_blocks=8)])
+
+    def has_room(overcommit: float, free_blocks: int) -> bool:
+        decode = replace(view.decode.ranks[0], free_blocks=free_blocks)
+        seen = replace(view, decode=replace(view.decode, ranks=(decode,)))
+        config = replace(CONFIG, decode_overcommit=overcommit)
+        return choose(query, seen, config).decode_candidates[0].has_room
+
+    assert has_room(1.0, 12) and not has_room(1.0, 11)
+    assert has_room(2.0, 8) and not has_room(2.0, 7)
+    assert has_room(1000.0, 5) and not has_room(1000.0, 4)  # 117 tokens and the block of headroom
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.0, 1001.0, float("nan")])
+def test_an_overcommitment_outside_its_range_is_refused(factor: float) -> None:
+    with pytest.raises(ConfigError, match="decode_overcommit"):
+        RouterConfig(decode_overcommit=factor)
+
+
+@given(
+    num_prompt=st.integers(1, 500),
+    max_tokens=st.integers(1, 500),
+    share=st.floats(0.0, 1.0),
+    block_tokens=st.sampled_from([2, 16, 128]),
+    overcommit=st.floats(1.0, 1000.0),
+)
+def test_a_promise_covers_what_is_there_and_a_step_ahead_and_never_more_than_the_longest(
+    num_prompt: int, max_tokens: int, share: float, block_tokens: int, overcommit: float
+) -> None:
+    num_output = int(share * max_tokens)
+    arguments = (max_tokens, block_tokens, overcommit)
+    longest = -(-(num_prompt + max_tokens - 1) // block_tokens)
+    promise = promised_blocks(num_prompt, num_output, *arguments)
+    assert promise <= longest
+    assert promise * block_tokens >= min(
+        num_prompt + max_tokens - 1, num_prompt + num_output + GROWTH_TOKENS + block_tokens - 1
+    )
+    assert promise >= promised_blocks(num_prompt, 0, *arguments)
+    assert promised_blocks(num_prompt, num_output, max_tokens, block_tokens, 1.0) == longest
+
+
 def test_equals_take_turns_from_the_seed_on() -> None:
     view = view_of([rank("p0")], [rank("d0"), rank("d1"), rank("d2")])
     chosen = [choose(QUERY, replace(view, turn=turn), CONFIG).decode for turn in range(4)]
@@ -87,7 +133,7 @@ def book_of() -> Book:
         RankBook(name=name, instance=name[:2], num_blocks=10, num_slots=4)
         for name in ("p0", "d0.0", "d0.1")
     ]
-    return Book(ranks[:1], ranks[1:], block_tokens=32)
+    return Book(ranks[:1], ranks[1:], block_tokens=32, overcommit=2.0)
 
 
 def test_an_entry_holds_what_it_was_promised_until_it_is_closed() -> None:
@@ -112,6 +158,31 @@ def test_an_entry_holds_what_it_was_promised_until_it_is_closed() -> None:
 
     book.close(entry)
     assert book.view() == replace(idle, turn=1)
+
+
+def test_a_promise_grows_with_the_answer_until_nobody_new_has_room() -> None:
+    book = book_of()
+    idle = book.view()
+    query = replace(QUERY, max_tokens=1000)
+    entry = book.open(replace(query, max_tokens=200), choose(QUERY, idle, CONFIG))
+
+    def free() -> int:
+        return book.view().decode.ranks[0].free_blocks
+
+    assert free() == 3  # 200 tokens: 7 blocks
+    book.grew(entry, 70)
+    assert free() == 3  # 170 and 18 ahead: 6 blocks, and headroom
+    book.grew(entry, 10)
+    assert free() == 2
+    book.grew(entry, 120)
+    assert free() == 0  # the longest: 299 tokens
+    big = book.open(query, choose(QUERY, book.view(), CONFIG))
+    assert big.decode is not entry.decode
+    book.grew(big, 900)
+    assert book.view().decode.ranks[1].free_blocks == 10 - 33
+    for open_entry in (entry, big):
+        book.close(open_entry)
+    assert book.view() == replace(idle, turn=2)
 
 
 def test_an_entry_that_ends_early_gives_everything_back() -> None:

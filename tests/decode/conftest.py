@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from headrace.decode.config import DecodeConfig
-from headrace.decode.rank import DecodeEvent, DecodeFailed, DecodeRank, Tokens
-from headrace.decode.rank import Network as NetworkLike
-from headrace.decode.sampler import sample
-from headrace.decode.scheduler import finish_reason, next_row
+from headrace.decode.events import DecodeEvent, DecodeFailed, Tokens
+from headrace.decode.executor import Network as NetworkLike
+from headrace.decode.rank import DecodeRank
+from headrace.decode.sampler import SampledRows, sample
+from headrace.decode.stops import StopChecker
 from headrace.model.batch import Logits, Span
 from headrace.prefill.config import PrefillConfig
 from headrace.prefill.rank import Offered, PrefillRank
@@ -20,7 +21,7 @@ from headrace.transfer.messages import Handoff
 from headrace.transfer.request import Request, SamplingParams
 
 
-def make_request(name: str, length: int, **sampling: float) -> Request:
+def make_request(name: str, length: int, **sampling: object) -> Request:
     """A prompt of ``length`` ids that depend on its name."""
     first = 10 + sum(name.encode()) % 100
     params = SamplingParams(**({"max_tokens": 5, "ignore_eos": True} | sampling))  # type: ignore[arg-type]
@@ -38,21 +39,21 @@ def plain_loop(network: NetworkLike, request: Request, chunk: int = 10**6) -> tu
         rows = ids[start : min(start + chunk, len(ids) - 1)]
         history = ids[max(0, start - 3) : start]
         network.forward([Span(token_ids=rows, start=start, history=history, **common)])
-    output = list[int]()
+    eos = network.config.eos_token_id
+    params, output = request.sampling, list[int]()
+    stops = StopChecker(params, eos, params.max_tokens)
     while True:
-        row = next_row(ids, output)
+        known = (*ids, *output)
         span = Span(
-            token_ids=(row.token_id,),
-            start=row.position,
-            history=row.history,
+            token_ids=known[-1:],
+            start=len(known) - 1,
+            history=known[-4:-1],
             logits=Logits.LAST,
             **common,
         )
-        (token,) = sample(network.forward([span]), [request.sampling], [row.position + 1])
-        output.append(token)
-        limit = request.sampling.max_tokens
-        eos = network.config.eos_token_id
-        if finish_reason(token, len(output), limit, request.sampling, eos):
+        wanted = SampledRows(params=params, prompt_ids=ids, output_ids=output)
+        output.append(int(sample(network.forward([span]), [wanted], eos)[0]))
+        if stops.push(output[-1:])[1]:
             return tuple(output)
 
 
@@ -64,11 +65,14 @@ class Pair:
     prefill_config: PrefillConfig = field(default_factory=lambda: PrefillConfig(chunk_tokens=8))
     decode_config: DecodeConfig = field(default_factory=lambda: DecodeConfig(max_batch=3))
     now: float = 1000.0
+    make_prefill_network: Callable[[], NetworkLike] | None = None
+    """Where it shall differ from decode's."""
 
     def __post_init__(self) -> None:
         self.hub = LoopbackHub()
         clock = lambda: self.now  # noqa: E731
-        self.prefill_network, self.decode_network = self.make_network(), self.make_network()
+        self.prefill_network = (self.make_prefill_network or self.make_network)()
+        self.decode_network = self.make_network()
         self.prefill_backend = self.join("prefill", self.prefill_network)
         self.decode_backend = self.join("decode", self.decode_network)
         self.prefill = PrefillRank(
@@ -112,7 +116,7 @@ class Pair:
         """One turn of decode's loop, then prefill's answers."""
         self.decode.pump()
         self.decode.check_integrity()
-        events = self.decode.step() if self.decode.has_work else []
+        events = self.decode.step() if self.decode.outlook[0] else []
         for event in events:
             if isinstance(event, Tokens):
                 before = self.tokens.get(event.request_id, ())
@@ -130,14 +134,16 @@ class Pair:
         for _ in range(turns):
             self.turn()
             stats = self.decode.stats()
-            if not any(stats[k] for k in ("waiting", "transferring", "draining", "running")):
+            if not any(
+                stats[k] for k in ("waiting", "transferring", "draining", "running", "paused")
+            ):
                 return
         raise AssertionError(f"decode does not come to rest: {self.decode.stats()}")
 
     def assert_decode_empty(self) -> None:
         """Decode owns nothing."""
         stats = self.decode.stats()
-        assert stats["waiting"] == stats["transferring"] == stats["running"] == 0
+        assert not any(stats[k] for k in ("waiting", "transferring", "running", "paused"))
         assert stats["free_blocks"] == self.decode_network.cache.blocks.shape[0] - 1
         assert stats["free_slots"] == self.decode_network.cache.slots.shape[0] - 1
 
@@ -157,3 +163,4 @@ def pair() -> Iterator[Pair]:
     yield made
     made.run()
     made.assert_empty()
+    made.decode.close()

@@ -48,7 +48,11 @@ HANDOFF = Handoff(
     slot_checksum=1,
 )
 ARRIVAL = Arrival(
-    request=Request(request_id="a", prompt_ids=(5, 6)), handoff=HANDOFF, num_blocks=2, since=1.0
+    request=Request(request_id="a", prompt_ids=(5, 6)),
+    handoff=HANDOFF,
+    num_blocks=2,
+    can_grow=True,
+    since=1.0,
 )
 ROOM, READ = Room(blocks=(3, 4), slot=2), Finished()
 WAITING = Waiting(ARRIVAL)

@@ -53,7 +53,8 @@ def test_a_request_joins_a_running_batch_and_leaves_it(pair: Pair) -> None:
     assert pair.decode.stats()["tokens"] == 8
 
 
-def test_the_timeline(pair: Pair) -> None:
+def test_the_timeline() -> None:
+    pair = Pair(decode_config=DecodeConfig(max_batch=3, overlap=False))
     pair.start(make_request("a", 5, max_tokens=3))
     while "a" not in pair.last:
         pair.now += 1
@@ -200,7 +201,10 @@ def test_a_lease_that_ends_during_the_read_fails() -> None:
 
 
 def test_waiting_past_the_lease_fails_without_a_read() -> None:
-    pair = Pair(prefill_config=PrefillConfig(chunk_tokens=8, lease_s=5.0))
+    pair = Pair(
+        prefill_config=PrefillConfig(chunk_tokens=8, lease_s=5.0),
+        decode_config=DecodeConfig(max_batch=1),
+    )
     pair.start(make_request("a", 9, max_tokens=30))
     pair.turn()
     read = pair.decode.stats()["bytes_read"]
@@ -300,7 +304,7 @@ def test_logits_that_are_no_numbers_fail_their_row_only(pair: Pair) -> None:
 
 
 def test_an_idle_rank_steps_with_zero_rows(pair: Pair) -> None:
-    assert not pair.decode.has_work
+    assert not pair.decode.outlook[0]
     assert pair.decode.step() == []
     assert pair.prefill.step() == []
 

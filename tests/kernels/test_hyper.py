@@ -35,6 +35,13 @@ def test_collapse_norm(rows: int, seeded: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
+def test_collapse_is_the_same_to_the_bit(rows: int, seeded: torch.Generator) -> None:
+    streams = torch.randn(rows, 4, 96, generator=seeded)
+    weights = torch.rand(rows, 4, generator=seeded)
+    assert torch.equal(hyper.collapse(streams, weights), twin.collapse(streams, weights))
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_combine_is_the_same_to_the_bit(rows: int, seeded: torch.Generator) -> None:
     streams, output = (
         torch.randn(rows, 4, 96, generator=seeded),

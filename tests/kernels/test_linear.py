@@ -32,7 +32,22 @@ def test_matmul_rows(inner: int, outer: int, seeded: torch.Generator) -> None:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_matmul_groups(groups: int, seeded: torch.Generator) -> None:
     x = torch.randn(11, groups * 48, generator=seeded)
-    weights = torch.randn(groups, 48, 40, generator=seeded)
-    ours = linear.matmul_groups(x, weights)
-    torch.testing.assert_close(ours, twin.matmul_groups(x, weights), rtol=0, atol=1e-4)
-    assert torch.equal(linear.matmul_groups(x[7:8], weights), ours[7:8])
+    panels = linear.pack_weight(torch.randn(groups, 100, 48, generator=seeded))
+    ours = linear.matmul_groups(x, panels, 100)
+    torch.testing.assert_close(ours, twin.matmul_groups(x, panels, 100), rtol=0, atol=1e-4)
+    assert torch.equal(linear.matmul_groups(x[7:8], panels, 100), ours[7:8])
+
+
+def test_weights_that_bfloat16_holds_give_the_same_bits(seeded: torch.Generator) -> None:
+    x = torch.randn(9, 64, generator=seeded)
+    weight = torch.randn(70, 64, generator=seeded).bfloat16().float()
+    panels = linear.pack_weight(weight)
+    assert panels.dtype == torch.bfloat16
+    assert linear.pack_weight(weight + 1e-6).dtype == torch.float32
+    assert torch.equal(linear.matmul_rows(x, panels, 70), linear.matmul_rows(x, panels.float(), 70))
+
+
+def test_zero_depth_gives_zeros() -> None:
+    assert torch.equal(
+        linear.matmul_rows(torch.zeros(2, 0), torch.zeros(1, 0, 5), 5), torch.zeros(2, 5)
+    )

@@ -1,9 +1,12 @@
 """Router and expert kernels against their twins."""
 
+import numpy as np
 import pytest
 import torch
 
 from headrace.kernels import moe
+from headrace.kernels.linear import pack_weight, panel_bits
+from headrace.kernels.quant import fake_quantize_fp8
 from headrace.kernels.reference import moe as twin
 from headrace.kernels.reference.storage import FLOAT32, FP8
 
@@ -31,23 +34,43 @@ def test_equal_scores_go_to_the_smaller_expert() -> None:
 @pytest.mark.parametrize(("rows", "choices"), [(0, 3), (1, 3), (7, 1), (300, 2)])
 def test_expert_outputs(kind: int, rows: int, choices: int, seeded: torch.Generator) -> None:
     x = torch.randn(rows, 64, generator=seeded)
-    gate_up, down = (
-        torch.randn(4, 64, 64, generator=seeded),
-        torch.randn(4, 32, 64, generator=seeded),
-    )
+    gate_up = pack_weight(torch.randn(4, 64, 64, generator=seeded))
+    down = pack_weight(torch.randn(4, 64, 32, generator=seeded))
     ids = torch.rand(rows, 4, generator=seeded).argsort(dim=1)[:, :choices].contiguous()
     scale = torch.rand(rows, choices, generator=seeded)
-    ours = moe.expert_outputs(x, ids, scale, gate_up, down, 2.0, kind)
+    bits = panel_bits(gate_up), panel_bits(down)
+    ours = moe.expert_outputs(x, ids, scale, *bits, 2.0, kind)
     theirs = twin.expert_outputs(x, ids, scale, gate_up, down, 2.0, kind)
     # Without rounding: sums of 64 and 32 products. With it, a last bit may move a value by one E4M3 step, 2^-3.
     bound = 2.0**-14 if kind == FLOAT32 else 2.0**-3 * 8 * 4
     assert bool(((ours - theirs).abs() <= bound).all())
     if rows:
         assert (ours - theirs).abs().mean() < 1e-3
-        last = moe.expert_outputs(x[-1:], ids[-1:], scale[-1:], gate_up, down, 2.0, kind)
+        last = moe.expert_outputs(x[-1:], ids[-1:], scale[-1:], *bits, 2.0, kind)
         assert torch.equal(last, ours[-1:])
 
 
 def test_add_choices_is_the_same_to_the_bit(seeded: torch.Generator) -> None:
     outputs, shared = torch.randn(9, 3, 40, generator=seeded), torch.randn(9, 40, generator=seeded)
     assert torch.equal(moe.add_choices(outputs, shared), twin.add_choices(outputs, shared))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 70])
+def test_mixture_is_its_parts_to_the_bit(rows: int, seeded: torch.Generator) -> None:
+    def panels(experts: int) -> tuple[np.ndarray, np.ndarray]:
+        gate_up = pack_weight(torch.randn(experts, 64, 64, generator=seeded))
+        down = pack_weight(torch.randn(experts, 64, 32, generator=seeded).bfloat16().float())
+        return panel_bits(gate_up), panel_bits(down)
+
+    routed, shared = panels(4), panels(1)
+    x = torch.randn(rows, 64, generator=seeded)
+    ids = torch.rand(rows, 4, generator=seeded).argsort(dim=1)[:, :2].contiguous()
+    weights = torch.rand(rows, 2, generator=seeded)
+    whole = moe.mixture(x, ids, weights, routed, shared, 2.0, FP8)
+    rounded = fake_quantize_fp8(x)
+    alone, one = torch.zeros((rows, 1), dtype=torch.int64), torch.ones((rows, 1))
+    parts = moe.add_choices(
+        moe.expert_outputs(rounded, ids, weights, *routed, 2.0, FP8),
+        moe.expert_outputs(rounded, alone, one, *shared, 2.0, FP8).squeeze(1),
+    )
+    assert torch.equal(whole, parts)

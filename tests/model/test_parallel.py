@@ -63,7 +63,7 @@ def test_a_rank_that_does_not_come_is_an_error_in_time() -> None:
     with pytest.raises(RankError, match="rank 0 of 2"):
         GlooExchange(f"127.0.0.1:{free_port()}", 0, 2, timeout_s=0.5)
     with pytest.raises(RankError, match="did not come in time"):
-        ThreadExchange(ThreadHub(2, timeout_s=0.2), 0).any(True)
+        ThreadExchange(ThreadHub(2, timeout_s=0.2), 0).gather([1.0])
 
 
 def test_more_ranks_than_experts_are_refused() -> None:

@@ -1,11 +1,13 @@
 """A prefill rank as its loop and its readers see it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.model.batch import Logits
+from headrace.model.batch import Logits, Span
 from headrace.prefill.config import PrefillConfig
 from headrace.prefill.rank import Offered, PrefillFailed
 from headrace.tests.fake_network import FakeNetwork
@@ -17,9 +19,13 @@ from headrace.transfer.errors import (
     PromptTooLongError,
 )
 from headrace.transfer.messages import LeaseAlive, LeaseGone
-from headrace.transfer.request import Request
+from headrace.transfer.request import Request, SamplingParams
 
 from .conftest import Bench, prompt
+
+
+def with_logprobs(request: Request, number: int) -> Request:
+    return replace(request, sampling=SamplingParams(prompt_logprobs=number))
 
 
 def test_a_prompt_becomes_a_handoff_with_all_but_its_last_row(bench: Bench) -> None:
@@ -58,6 +64,53 @@ def test_tail_start_counts_from_the_end_of_the_whole_prompt(bench: Bench) -> Non
     bench.rank.submit(prompt("b", 3))
     bench.run()
     assert bench.network.spans[-1].tail_start == 0
+
+
+def test_prompt_logprobs_run_all_rows_through_all_layers(bench: Bench) -> None:
+    request = with_logprobs(prompt("a", bench.network.cache.layout.keep + 12), 3)
+    ids, other = request.prompt_ids, prompt("b", 6)
+    bench.rank.submit(request)
+    bench.rank.submit(other)
+    bench.rank.submit(with_logprobs(prompt("c", 5), 0))
+    events = {event.request_id: event for event in bench.run() if isinstance(event, Offered)}
+    found = events["a"].prompt_logprobs
+
+    whole = Span(
+        token_ids=ids[:-1],
+        start=0,
+        history=(),
+        slot=1,
+        blocks=tuple(range(1, 12)),
+        tail_start=0,
+        logits=Logits.ALL,
+    )
+    logits = FakeNetwork().forward([whole]).double().log_softmax(dim=-1)
+    assert len(found) == len(ids) - 1
+    for row, entry in enumerate(found):
+        assert entry.logprob == pytest.approx(float(logits[row, ids[row + 1]]), abs=1e-9)
+        assert entry.rank == 1 + int((logits[row] > logits[row, ids[row + 1]]).sum())
+        top = logits[row].topk(3)
+        assert entry.likeliest.ids == tuple(top.indices.tolist())
+        assert entry.likeliest.logprobs == pytest.approx(top.values.tolist(), abs=1e-9)
+    assert events["b"].prompt_logprobs == ()
+    assert [entry.likeliest.ids for entry in events["c"].prompt_logprobs] == [()] * 4
+
+
+def test_prompt_logprobs_of_one_token_are_none(bench: Bench) -> None:
+    bench.rank.submit(with_logprobs(prompt("a", 1), 3))
+    (event,) = bench.run()
+    assert isinstance(event, Offered) and event.prompt_logprobs == ()
+
+
+def test_sampling_ids_beyond_the_vocabulary_are_refused(bench: Bench) -> None:
+    size = bench.network.config.vocab_size
+    for name, params in (
+        ("logit_bias id", SamplingParams(logit_bias=((3, 1.0), (size, 1.0)))),
+        ("stop_token_ids id", SamplingParams(stop_token_ids=(size,))),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"{name} = {size} .* from 0 to {size - 1}"):
+            bench.rank.submit(replace(prompt("a", 5), sampling=params))
+    assert not bench.rank.has_work
 
 
 def test_a_prompt_of_one_token_is_offered_at_once_with_a_cleared_slot(bench: Bench) -> None:

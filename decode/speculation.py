@@ -1,0 +1,79 @@
+"""A rank's part in deciding how many drafts the next step verifies, and whether it makes new ones.
+
+load ----gathered over the instance----> budget ---> the step ---> observe: what it cost, what was accepted
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .counters import StepRecord
+from .lane import Outcome
+from .speculation_config import SpeculationConfig
+from .step_cost import StepCost, unmeasured
+from .survival import SurvivalPool
+from .verify_budget import Drafting, RankLoad, affordable_requests, choose
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """A step verifies up to ``max_drafts`` of a request, those that survive with at least ``min_survival``."""
+
+    max_drafts: int
+    min_survival: float
+    draft: bool
+
+
+class Speculation:
+    """Decides for rank ``rank`` of an instance. ``num_drafts`` 0 never speculates."""
+
+    def __init__(
+        self, config: SpeculationConfig, num_drafts: int, cost: StepCost | None, rank: int
+    ) -> None:
+        self._config = config
+        self._num_drafts = num_drafts
+        self._cost = cost or unmeasured()
+        self._rank = rank
+        self._pool = SurvivalPool(num_drafts)
+        self._drafting = Drafting()
+
+    def load(self, num_requests: int, context_tokens: int) -> RankLoad:
+        """What the other ranks need to know of us."""
+        return RankLoad.of(
+            self._pool, self._cost, num_requests=num_requests, context_tokens=context_tokens
+        )
+
+    def budget(self, loads: Sequence[Sequence[float]]) -> StepBudget:
+        """Of the next step of an instance whose ranks have ``loads``."""
+        if not self._num_drafts:
+            return StepBudget(0, 0.0, draft=False)
+        if self._config.schedule == "fixed":
+            return StepBudget(self._num_drafts, 0.0, draft=True)
+        chosen = choose(
+            [RankLoad.from_vector(load) for load in loads], self._config.min_tokens_per_s
+        )
+        self._drafting = self._drafting.next(chosen.gain)
+        return StepBudget(
+            self._num_drafts, chosen.min_survivals[self._rank], draft=self._drafting.draft
+        )
+
+    def max_requests(self, most: int, context_tokens: int) -> int:
+        """How many requests, up to ``most``, can all have the speed that the configuration promises."""
+        floor = self._config.min_tokens_per_s
+        if floor is None:
+            return most
+        return affordable_requests(self._pool, self._cost, context_tokens, floor, most)
+
+    def observe(
+        self, record: StepRecord, context_tokens: int, outcomes: Sequence[Outcome], drafted: bool
+    ) -> None:
+        """Learn from a step in which nothing was recomputed."""
+        context = context_tokens / record.num_requests
+        self._cost.forward.observe(record.num_rows, context, record.forward_s)
+        self._cost.sample.observe(record.num_rows, 0, record.sample_s)
+        self._pool.learn(
+            sum(outcome.promised for outcome in outcomes),
+            sum(outcome.num_right for outcome in outcomes),
+        )
+        if drafted:
+            self._cost.draft.observe(record.num_requests, 0, record.draft_s)
+            self._pool.observe([outcome.confidences for outcome in outcomes])
