@@ -67,7 +67,9 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         seed=args.seed,
         ignore_eos=args.ignore_eos,
         stop=tuple(args.stop),
-        stop_token_ids=tuple(parse_ids("--stop-token-ids", args.stop_token_ids)),
+        stop_token_ids=tuple(parse_ids("--stop-token-ids", args.stop_token_ids))
+        if args.stop_token_ids
+        else (),
         logprobs=args.logprobs,
         prompt_logprobs=args.prompt_logprobs,
     )
@@ -76,7 +78,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def parse_ids(flag: str, text: str) -> list[int]:
     """Ids separated by commas. Raises ConfigError for anything else."""
     try:
-        return [int(part) for part in text.split(",")] if text else []
+        return [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(
             f"{flag} {text!r}: give token ids separated by commas, such as 0,17,42"

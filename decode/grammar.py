@@ -3,8 +3,9 @@
     free, until the trigger is complete  ->  inside the language  ->  over, once EOS ended it
     anything but EOS                         what XGrammar allows     anything: it never counts
 
-A mask row has one bit for every id, 32 to a word, the lowest bit first; a set bit allows the id. EOS is allowed where
-the language may end, and nowhere else. Special tokens are never part of a language.
+A mask row has one bit for every id, 32 to a word, the lowest bit first; a set bit allows the id. Bits behind the last
+id mean nothing. EOS is allowed where the language may end, and nowhere else. Special tokens are never part of a
+language.
 """
 
 import time

@@ -29,6 +29,10 @@ class Proposer(Protocol):
 
     @property
     def num_drafts(self) -> int: ...
+    @property
+    def is_free(self) -> bool:
+        """Whether proposing takes next to no time, so that it always pays."""
+        ...
 
     def enter(self, lane: Lane) -> None:
         """A lane begins, perhaps with tokens."""
@@ -43,6 +47,7 @@ class NoProposer:
     """Never guesses."""
 
     num_drafts = 0
+    is_free = True
 
     def enter(self, lane: Lane) -> None:
         """Nothing is kept."""
@@ -54,6 +59,8 @@ class NoProposer:
 
 class NgramProposer:
     """What followed the last time that the text ended like this."""
+
+    is_free = True
 
     def __init__(self, num_drafts: int) -> None:
         self.num_drafts = num_drafts
@@ -75,6 +82,8 @@ class NgramProposer:
 
 class DrafterProposer:
     """The checkpoint's DSpark drafter. Drafts are sampled with the noise that their positions' tokens will be."""
+
+    is_free = False
 
     def __init__(self, drafter: Drafter, num_drafts: int, eos_id: int) -> None:
         self._drafter = drafter

@@ -96,7 +96,9 @@ class DecodeRank:
         self._entering: list[Entering] = []
         self._compiling: dict[str, Compiling] = {}
         proposer = make_proposer(network.drafter, config.speculation, network.config.eos_token_id)
-        self._speculation = Speculation(config.speculation, proposer.num_drafts, cost, rank)
+        self._speculation = Speculation(
+            config.speculation, proposer.num_drafts, cost, free=proposer.is_free, rank=rank
+        )
         self._executor = Executor(name, network, proposer, time.perf_counter)
         self._stream: Stream = ThreadStream(name) if config.overlap else InlineStream()
         self._current: Step | None = None

@@ -24,14 +24,21 @@ class StepBudget:
 
 
 class Speculation:
-    """Decides for rank ``rank`` of an instance. ``num_drafts`` 0 never speculates."""
+    """Decides for rank ``rank`` of an instance. ``num_drafts`` 0 never speculates; ``free`` drafts are always made."""
 
     def __init__(
-        self, config: SpeculationConfig, num_drafts: int, cost: StepCost | None, rank: int
+        self,
+        config: SpeculationConfig,
+        num_drafts: int,
+        cost: StepCost | None,
+        *,
+        free: bool,
+        rank: int,
     ) -> None:
         self._config = config
         self._num_drafts = num_drafts
         self._cost = cost or unmeasured()
+        self._free = free
         self._rank = rank
         self._pool = SurvivalPool(num_drafts)
         self._drafting = Drafting()
@@ -53,7 +60,9 @@ class Speculation:
         )
         self._drafting = self._drafting.next(chosen.gain)
         return StepBudget(
-            self._num_drafts, chosen.min_survivals[self._rank], draft=self._drafting.draft
+            self._num_drafts,
+            chosen.min_survivals[self._rank],
+            draft=self._free or self._drafting.draft,
         )
 
     def max_requests(self, most: int, context_tokens: int) -> int:

@@ -6,7 +6,8 @@ from typing import Literal
 
 from ..transfer.errors import ConfigError
 
-MAX_DRAFTS = 8
+MAX_DRAFTS = 6
+"""More could not be rolled back: a slot keeps the halves of open pairs for this many rows beside the newest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,7 @@ class SpeculationConfig:
     """Who guesses: the checkpoint's `drafter`, or `ngram`, which repeats what followed an earlier end like this;
     `auto` takes the drafter if the checkpoint has one and n-grams otherwise."""
     num_drafts: int = 5
-    """Tokens guessed ahead of each request, 1 to 8; a drafter gives at most its block size."""
+    """Tokens guessed ahead of each request, 1 to 6; a drafter gives at most its block size."""
     schedule: Literal["confidence", "fixed"] = "confidence"
     """`confidence` verifies the drafts that promise the most tokens a second by measured step times, and stops drafting
     where that does not pay; `fixed` verifies all of them always."""

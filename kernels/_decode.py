@@ -1,7 +1,7 @@
 """Stored values to float32, sixteen at a time, written as LLVM IR: the loop vectoriser does not narrow the integers.
 
-The bits of a code are moved to where float32 has exponent and mantissa, and the exponent's bias is corrected. A subnormal
-code is given a leading one, which is taken off again: no float32 on the way is subnormal, which processors are slow with.
+The bits of a code are moved to where float32 has exponent and mantissa, and the exponent's bias is corrected. A
+subnormal code is given a leading one, which is taken off again: no float32 on the way is subnormal, which is slow.
 """
 
 from typing import Any

@@ -1,12 +1,13 @@
 """CPU time of forward passes: decode steps and prefill chunks of one checkpoint.
 
-`OMP_NUM_THREADS=1 python -m headrace.scripts.bench_forward configs/checkpoints/tiny-v41`. Process time, the best of
-`--repeats`: on a busy machine neighbours still cost cache, so compare two versions in turns.
+`OMP_NUM_THREADS=1 python -m headrace.scripts.bench_forward configs/checkpoints/tiny-v41`. The best of `--repeats`, as
+process time, or as wall time with several `--threads`: on a busy machine neighbours cost cache, so compare in turns.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,18 +18,24 @@ from ..model.network import Network, NetworkOptions, load_network
 BLOCK_TOKENS = 128
 
 
-def best_s(run: Callable[[int], object], repeats: int) -> float:
-    """Least process time of ``run(0)`` .. ``run(repeats - 1)``."""
+def best_of(run: Callable[[int], object], repeats: int, clock: Callable[[], float]) -> float:
+    """Least time of ``run(0)`` .. ``run(repeats - 1)`` by ``clock``, seconds."""
     times: list[float] = []
     for repeat in range(repeats):
-        start = time.process_time()
+        start = clock()
         run(repeat)
-        times.append(time.process_time() - start)
+        times.append(clock() - start)
     return min(times)
 
 
 def span(
-    network: Network, ids: tuple[int, ...], start: int, count: int, request: int, tail: int
+    network: Network,
+    ids: tuple[int, ...],
+    start: int,
+    count: int,
+    request: int,
+    tail: int,
+    logits: Logits = Logits.ALL,
 ) -> Span:
     """``count`` rows from ``start`` of request number ``request``, with slot and blocks of its own."""
     per_request = (network.options.num_blocks - 1) // (network.options.num_slots - 1)
@@ -40,7 +47,7 @@ def span(
         slot=1 + request,
         blocks=tuple(range(first, first + per_request)),
         tail_start=tail,
-        logits=Logits.LAST if count == 1 else Logits.NONE,
+        logits=logits,
     )
 
 
@@ -53,13 +60,16 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, nargs="*", default=[32, 128, 512])
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of the prefilled prompt")
     parser.add_argument("--repeats", type=int, default=6)
-    parser.add_argument("--any-order", action="store_true", help="deterministic: false")
+    parser.add_argument("--drafts", type=int, default=0, help="rows of a request beside its newest")
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
+    best_s = partial(
+        best_of, clock=time.process_time if arguments.threads == 1 else time.perf_counter
+    )
     requests = max([1, *arguments.rows])
-    tokens = max([arguments.prompt, *arguments.contexts]) + arguments.repeats + 1
+    tokens = max([arguments.prompt, *arguments.contexts]) + arguments.repeats + arguments.drafts + 1
     options = NetworkOptions(
-        deterministic=not arguments.any_order,
         block_tokens=BLOCK_TOKENS,
         num_blocks=1 + -(-tokens // BLOCK_TOKENS) * requests,
         num_slots=1 + requests,
@@ -67,25 +77,26 @@ def main() -> None:
     network = load_network(arguments.checkpoint, options=options)
     generator = torch.Generator().manual_seed(1)
     ids = tuple(torch.randint(5, 500, (tokens,), generator=generator).tolist())
-    network.forward([span(network, ids, 0, 64, 0, 0)])
-    network.forward([span(network, ids, 64, 1, 0, 0)])
+    network.warm_up()
+    each = 1 + arguments.drafts
     for context in arguments.contexts:
         tail = max(0, context - network.keep)
         for rows in arguments.rows:
 
             def step(repeat: int, at: int = context, count: int = rows, tail: int = tail) -> None:
-                network.forward([span(network, ids, at + repeat, 1, r, tail) for r in range(count)])
+                network.forward(
+                    [span(network, ids, at + repeat, each, r, tail) for r in range(count)]
+                )
 
-            print(
-                f"decode context {context} rows {rows}: {best_s(step, arguments.repeats) * 1e3:.2f} ms"
-            )
+            taken = best_s(step, arguments.repeats) * 1e3
+            print(f"decode context {context} requests {rows} of {each} rows: {taken:.2f} ms")
     for chunk in arguments.chunks:
         whole = arguments.prompt // chunk * chunk
         for name, tail in (("all layers", 0), ("encoder", whole)):
 
             def prefill(_: int, rows: int = chunk, end: int = whole, tail: int = tail) -> None:
                 for start in range(0, end, rows):
-                    network.forward([span(network, ids, start, rows, 0, tail)])
+                    network.forward([span(network, ids, start, rows, 0, tail, Logits.NONE)])
 
             print(f"prefill chunk {chunk} {name}: {whole / best_s(prefill, 2):.0f} tokens/s")
 

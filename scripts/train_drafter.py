@@ -1,4 +1,4 @@
-"""Distils the tiny checkpoint's DSpark drafter: `python -m headrace.scripts.train_drafter --minutes 32`.
+"""Distils the tiny checkpoint's DSpark drafter: `python -m headrace.scripts.train_drafter --minutes 16`.
 
 It learns from rows that the checkpoint wrote itself (`scripts.tiny.own_output`), each at the temperature at which it
 was written, and goes on from the checkpoint's own drafter. Teacher and features come from the frozen backbone with fake
@@ -19,7 +19,7 @@ from .tiny.export import CHECKPOINT, load_tokenizer, stacked_weights
 from .tiny.network import Network, Numerics
 from .tiny.optimiser import Optimiser
 
-ROWS, ANCHORS = 8, 384  # a step: rows of own output, anchors drawn in them
+ROWS, ANCHORS = 4, 384  # a step: rows of own output, anchors drawn in them
 WARM_UP, DECAY_FROM = 0.03, 0.4  # shares of the time budget
 BIAS_RATE = 0.001
 COLDEST = 0.3  # stands for temperature 0, whose distribution has no gradient
@@ -66,7 +66,7 @@ class Distillation:
             name: weight.clone().requires_grad_(not name.endswith("gate.bias"))
             for name, weight in self.masters.items()
         }
-        self.data = own_output.load(arguments.state / "own_output.npz")
+        self.data = own_output.load(arguments.state / "own_output.npz", arguments.rows)
         self.network = Network(config, backbone | self.weights, own_output.LENGTH)
         self.drafter = drafter.Drafter(self.network)
         self.optimiser = Optimiser(self.masters)
@@ -126,9 +126,10 @@ class Distillation:
 def main() -> None:
     """Distil until the time budget is spent."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=32, help="of processor time")
+    parser.add_argument("--minutes", type=float, default=16, help="of processor time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=1.0, help="factor on all learning rates")
+    parser.add_argument("--rows", type=int, help="of own output to learn from; default all")
     parser.add_argument("--new", action="store_true", help="start from random weights")
     parser.add_argument("--state", type=Path, default=Path("build/tiny-train"))
     arguments = parser.parse_args()

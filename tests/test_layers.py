@@ -27,6 +27,7 @@ OWNER = {
     "nixl": "transfer/nixl.py",
     "triton": "kernels/",
     "numba": "kernels/_numba.py",
+    "xgrammar": "decode/",
 }
 UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 MAX_LINES = 400

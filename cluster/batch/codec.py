@@ -19,6 +19,11 @@ class TextCodec(Protocol):
         ...
 
     @property
+    def eos(self) -> int:
+        """Id that ends an answer."""
+        ...
+
+    @property
     def thinking_end(self) -> int | None:
         """Id that ends the thinking part of an answer; None when the vocabulary has none."""
         ...
@@ -42,13 +47,19 @@ class TokenizerCodec:
 
     tokenizer: Tokenizer
     vocab_size: int
+    eos: int
     thinking_end: int | None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "TokenizerCodec":
         """The codec that uses ``tokenizer``."""
         ids = tokenizer.encode(THINKING_END)
-        return cls(tokenizer, tokenizer.vocab_size, ids[0] if len(ids) == 1 else None)
+        return cls(
+            tokenizer,
+            tokenizer.vocab_size,
+            tokenizer.eos_token_id,
+            ids[0] if len(ids) == 1 else None,
+        )
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """See TextCodec."""

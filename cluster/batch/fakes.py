@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...transfer.request import Completion, Request, TopLogprobs
+from ...transfer.request import Completion, PromptLogprob, Request, TopLogprobs
 from ...transfer.timeline import Timeline
 from .fields import ChatPrompt, IdsPrompt, Prompt, TextPrompt
 
@@ -18,6 +18,7 @@ class ByteCodec:
     """A token is a byte; 256 ends thinking, 257 is EOS."""
 
     vocab_size: int = 258
+    eos: int = EOS
     thinking_end: int | None = THINKING_END
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -69,13 +70,24 @@ class EchoGenerator:
         if error is not None:
             raise error
         ids = request.prompt_ids[-request.sampling.max_tokens :]
-        number = request.sampling.top_logprobs
+        params = request.sampling
         return Completion(
             request_id=request.request_id,
             ids=ids,
             finish_reason="length",
             timeline=Timeline(arrived=arrived, first_token=time.time(), last_token=time.time()),
-            top_logprobs=tuple(_likeliest(token, number) for token in ids) if number else (),
+            logprobs=(-1.0,) * len(ids) if params.logprobs else (),
+            top_logprobs=tuple(_likeliest(token, params.top_logprobs) for token in ids)
+            if params.top_logprobs
+            else (),
+            prompt_logprobs=()
+            if params.prompt_logprobs is None
+            else tuple(
+                PromptLogprob(
+                    logprob=-1.0, rank=1, likeliest=_likeliest(token, params.prompt_logprobs)
+                )
+                for token in request.prompt_ids[1:]
+            ),
         )
 
 

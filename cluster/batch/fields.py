@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeGuard, TypeVar, cast
 
 from ...transfer.errors import InvalidRequestError
-from ...transfer.request import MAX_SEED, MAX_TOP_LOGPROBS, SamplingParams
+from ...transfer.request import MAX_SEED
 
 # They describe the caller or the bill; an answer is the same without them.
 IRRELEVANT = frozenset(
@@ -23,23 +23,15 @@ IRRELEVANT = frozenset(
 )
 # Accepted when absent, null or one of these values, because then they change nothing.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "stream": (False,),
     "echo": (False,),
     "suffix": ("",),
-    "stop": ([], ""),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
 }
 T = TypeVar("T")
@@ -83,15 +75,6 @@ class IdsPrompt:
 Prompt = ChatPrompt | TextPrompt | IdsPrompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """What a body says about choosing tokens."""
-
-    params: SamplingParams
-    has_max_tokens: bool
-    num_logprobs: int | None
-
-
 class Fields:
     """A body whose fields are taken one by one; ``finish`` refuses what nobody took. Null means absent."""
 
@@ -130,27 +113,33 @@ class Fields:
                 raise self.error(name, value, f"only {allowed} is supported in a batch")
 
 
-def _is_int(value: object) -> TypeGuard[int]:
+def is_int(value: object) -> TypeGuard[int]:
+    """An integer of 64 bits; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SEED
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_number(value: object) -> TypeGuard[float]:
+    """A number; true and false are none."""
+    return isinstance(value, float) or is_int(value)
 
 
-def _is_bool(value: object) -> TypeGuard[bool]:
+def is_bool(value: object) -> TypeGuard[bool]:
+    """True or false."""
     return isinstance(value, bool)
 
 
-def _is_str(value: object) -> TypeGuard[str]:
+def is_str(value: object) -> TypeGuard[str]:
+    """A string."""
     return isinstance(value, str)
 
 
-def _is_list(value: object) -> TypeGuard[list[object]]:
+def is_list(value: object) -> TypeGuard[list[object]]:
+    """A list."""
     return isinstance(value, list)
 
 
-def _is_dict(value: object) -> TypeGuard[dict[str, object]]:
+def is_dict(value: object) -> TypeGuard[dict[str, object]]:
+    """An object."""
     return isinstance(value, dict)
 
 
@@ -158,11 +147,11 @@ def read_text_prompt(fields: Fields) -> TextPrompt | IdsPrompt:
     """``prompt``: a string, a list of token ids, or a list of one of these."""
     allowed = "one string, or one list of token ids (one prompt a line)"
     value = fields.take("prompt")
-    if _is_list(value) and len(value) == 1 and not _is_int(value[0]):
+    if is_list(value) and len(value) == 1 and not is_int(value[0]):
         value = value[0]
-    if _is_str(value) and value:
+    if is_str(value) and value:
         return TextPrompt(text=value)
-    if _is_list(value) and value and all(_is_int(item) and item >= 0 for item in value):
+    if is_list(value) and value and all(is_int(item) and item >= 0 for item in value):
         return IdsPrompt(ids=tuple(cast("list[int]", value)))
     raise fields.error("prompt", value, allowed)
 
@@ -172,11 +161,11 @@ def read_chat_prompt(fields: Fields) -> ChatPrompt:
 
     A line that asks for no thinking gets none; an effort other than "none" asks for it.
     """
-    messages = fields.take_as("messages", "a list of messages", _is_list)
+    messages = fields.take_as("messages", "a list of messages", is_list)
     if not messages:
         raise fields.error("messages", messages, "at least one message")
     turns = tuple(_message(fields, index, item) for index, item in enumerate(messages))
-    effort = fields.take_as("reasoning_effort", f"one of {', '.join(EFFORTS)}", _is_str)
+    effort = fields.take_as("reasoning_effort", f"one of {', '.join(EFFORTS)}", is_str)
     if effort is not None and effort not in EFFORTS:
         raise fields.error("reasoning_effort", effort, f"one of {', '.join(EFFORTS)}")
     switch = fields.take("thinking")
@@ -190,10 +179,10 @@ def read_chat_prompt(fields: Fields) -> ChatPrompt:
 
 def _message(fields: Fields, index: int, item: object) -> ChatMessage:
     name = f"messages[{index}]"
-    if not _is_dict(item):
+    if not is_dict(item):
         raise fields.error(name, item, "an object with role and content")
     role = item.get("role")
-    if not _is_str(role) or role not in ROLES:
+    if not is_str(role) or role not in ROLES:
         raise fields.error(f"{name}.role", role, f"one of {', '.join(ROLES)}")
     for key, value in item.items():
         if key not in ("role", "content", "name", "reasoning_content", "refusal") and value not in (
@@ -204,15 +193,15 @@ def _message(fields: Fields, index: int, item: object) -> ChatMessage:
                 f"{name}.{key} is not supported in a batch; take it out of the line"
             )
     reasoning = item.get("reasoning_content")
-    if reasoning is not None and not (_is_str(reasoning) and role == "assistant"):
+    if reasoning is not None and not (is_str(reasoning) and role == "assistant"):
         raise fields.error(
             f"{name}.reasoning_content", reasoning, "a string, in an assistant message"
         )
     content = item.get("content")
-    if _is_list(content):
+    if is_list(content):
         parts = [_part(fields, f"{name}.content[{at}]", part) for at, part in enumerate(content)]
         content = "".join(parts)
-    if not _is_str(content):
+    if not is_str(content):
         raise fields.error(f"{name}.content", content, "a string or a list of text parts")
     return ChatMessage(
         role="system" if role == "developer" else role, content=content, reasoning=reasoning
@@ -220,49 +209,8 @@ def _message(fields: Fields, index: int, item: object) -> ChatMessage:
 
 
 def _part(fields: Fields, name: str, part: object) -> str:
-    if _is_dict(part) and part.get("type") == "text" and _is_str(text := part.get("text")):
+    if is_dict(part) and part.get("type") == "text" and is_str(text := part.get("text")):
         return text
     raise fields.error(
         name, part, 'a part {"type": "text", "text": ...}; batches take no images or audio'
     )
-
-
-def read_sampling(fields: Fields, *, chat: bool, default_seed: int) -> Sampling:
-    """Sampling fields, with the defaults of the OpenAI API (temperature 1, top_p 1)."""
-    max_tokens = fields.take_as("max_tokens", "an integer of at least 1", _is_int)
-    if chat:
-        newer = fields.take_as("max_completion_tokens", "an integer of at least 1", _is_int)
-        max_tokens = max_tokens if newer is None else newer
-    temperature = fields.take_as("temperature", "a number from 0 (greedy) to 100", _is_number)
-    top_p = fields.take_as("top_p", "a number above 0, up to 1", _is_number)
-    top_k = fields.take_as("top_k", "0 (all tokens) or a positive integer", _is_int)
-    seed = fields.take_as("seed", "an integer of at least 0", _is_int)
-    ignore_eos = fields.take_as("ignore_eos", "true or false", _is_bool)
-    num_logprobs = _read_logprobs(fields, chat=chat)
-    return Sampling(
-        params=SamplingParams(
-            max_tokens=1 if max_tokens is None else max_tokens,
-            temperature=1.0 if temperature is None else float(temperature),
-            top_p=1.0 if top_p is None else float(top_p),
-            top_k=0 if top_k in (None, -1) else top_k,
-            seed=default_seed if seed is None else seed,
-            ignore_eos=bool(ignore_eos),
-            # all of them: the token that was drawn is to be found among them, however few the caller wants to see
-            top_logprobs=0 if num_logprobs is None else MAX_TOP_LOGPROBS,
-        ),
-        has_max_tokens=max_tokens is not None,
-        num_logprobs=num_logprobs,
-    )
-
-
-def _read_logprobs(fields: Fields, *, chat: bool) -> int | None:
-    """Alternatives to report per token; None when no logprobs are wanted."""
-    wanted = fields.take_as("logprobs", "true or false", _is_bool) if chat else True
-    name = "top_logprobs" if chat else "logprobs"
-    allowed = f"an integer from 0 to {MAX_TOP_LOGPROBS}"
-    number = fields.take_as(name, allowed, _is_int)
-    if number is not None and not 0 <= number <= MAX_TOP_LOGPROBS:
-        raise fields.error(name, number, allowed)
-    if number and not wanted:
-        raise fields.error(name, number, "logprobs must be true beside it")
-    return (number or 0) if chat and wanted else number

@@ -17,8 +17,9 @@ from typing import cast
 import msgspec
 
 from ...transfer.errors import InvalidRequestError
-from ...transfer.request import MAX_SEED, SamplingParams
-from .fields import Fields, Prompt, read_chat_prompt, read_sampling, read_text_prompt
+from ...transfer.request import MAX_SEED
+from .fields import Fields, Prompt, read_chat_prompt, read_text_prompt
+from .sampling import Sampling, read_sampling
 
 MAX_CUSTOM_ID_CHARACTERS = 512
 _PLAIN_KEYS = ("id", "prompt")
@@ -35,17 +36,14 @@ class Endpoint(StrEnum):
 class BatchRequest:
     """A line that asks for an answer. ``line`` is its number in the input, from 1.
 
-    ``sampling.max_tokens`` counts only where ``has_max_tokens``; otherwise it is filled from the context left.
-    ``num_logprobs`` is how many alternatives per token the answer shows; None for no logprobs at all.
+    Where ``sampling`` has no max_tokens they are filled from the context left.
     """
 
     line: int
     custom_id: str
     endpoint: Endpoint
     prompt: Prompt
-    sampling: SamplingParams
-    has_max_tokens: bool
-    num_logprobs: int | None
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +163,5 @@ def _request(line: int, custom_id: str, endpoint: Endpoint, fields: Fields) -> B
         custom_id=custom_id,
         endpoint=endpoint,
         prompt=prompt,
-        sampling=sampling.params,
-        has_max_tokens=sampling.has_max_tokens,
-        num_logprobs=sampling.num_logprobs,
+        sampling=sampling,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...transfer.errors import InvalidRequestError
-from ...transfer.request import Request
+from ...transfer.request import MAX_SEED, Request
 from .bookkeeping import LineSet, SeenIds
 from .codec import TextCodec
 from .fields import ChatPrompt
@@ -22,10 +22,10 @@ MAX_EFFORT_TOKENS = 131072
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A line that is ready for the cluster. ``request.request_id`` is unique over jobs."""
+    """A line that is ready for the cluster: a request for each choice, whose ids are unique over jobs."""
 
     line: BatchRequest
-    request: Request
+    requests: tuple[Request, ...]
 
 
 def prepare(
@@ -72,25 +72,31 @@ def _encode(
             raise InvalidRequestError(
                 f"prompt holds token id {max(ids)}, and the vocabulary ends at {codec.vocab_size}"
             )
+        line.sampling.params.check_vocabulary(codec.vocab_size)
     except InvalidRequestError as error:
         return BadLine(
             line=line.line, custom_id=line.custom_id, code="invalid_request", reason=str(error)
         )
     room = context_tokens - len(ids)
-    wanted = (
-        line.sampling.max_tokens
-        if line.has_max_tokens
-        else min(_default_max_tokens(line), max(room, 1))
-    )
+    params = line.sampling.params
+    wanted = params.max_tokens
+    if not line.sampling.has_max_tokens:
+        wanted = max(min(_default_max_tokens(line), room), params.min_tokens, 1)
     if wanted > room:
         reason = f"a prompt of {len(ids)} tokens and max_tokens {wanted} exceed the context of {context_tokens} tokens"
         return BadLine(line=line.line, custom_id=line.custom_id, code=TOO_LONG, reason=reason)
-    request = Request(
-        request_id=f"{job_id}-{line.line}",
-        prompt_ids=ids,
-        sampling=replace(line.sampling, max_tokens=wanted),
+    number = line.sampling.num_choices
+    requests = tuple(
+        Request(
+            request_id=f"{job_id}-{line.line}" + (f".{choice}" if number > 1 else ""),
+            prompt_ids=ids,
+            sampling=replace(
+                params, max_tokens=wanted, seed=(params.seed + choice) % (MAX_SEED + 1)
+            ),
+        )
+        for choice in range(number)
     )
-    return Prepared(line=line, request=request)
+    return Prepared(line=line, requests=requests)
 
 
 def _default_max_tokens(line: BatchRequest) -> int:

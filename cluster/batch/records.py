@@ -8,6 +8,7 @@ knows what is done, ``timing`` how the closing table covers the runs before it.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -85,12 +86,17 @@ def read_outcome(data: bytes) -> Outcome | None:
     )
 
 
-def timing_of(timeline: Timeline, num_output: int) -> Timing:
-    """The latencies of one answer of ``num_output`` tokens."""
+def timing_of(choices: Sequence[tuple[Timeline, int]]) -> Timing:
+    """The latencies of one answer, whose choices have a timeline and a number of tokens each.
+
+    The first token of any choice counts, and the last one; TPOT is that of the slowest choice.
+    """
+    arrived = min(timeline.arrived for timeline, _ in choices)
+    tpots = [timeline.tpot_s(number) for timeline, number in choices if number > 1]
     return Timing(
-        ttft_s=timeline.ttft_s,
-        total_s=timeline.last_token - timeline.arrived,
-        tpot_s=timeline.tpot_s(num_output) if num_output > 1 else None,
+        ttft_s=min(timeline.first_token for timeline, _ in choices) - arrived,
+        total_s=max(timeline.last_token for timeline, _ in choices) - arrived,
+        tpot_s=max(tpots, default=None),
     )
 
 

@@ -1,6 +1,6 @@
 """The driver of a batch: a bounded number of requests in flight, each outcome written as it comes.
 
-source -> prepare (own thread) -> [slot of `concurrency`] -> generate, retried -> output line -> totals
+source -> prepare (own thread) -> [slot of `concurrency`] -> generate, retried -> all choices -> output line -> totals
                                        |
                                        no free slot: the input is not read on
 """
@@ -8,7 +8,7 @@ source -> prepare (own thread) -> [slot of `concurrency`] -> generate, retried -
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -112,26 +112,42 @@ class Runner:
                 slots.release()
                 continue
             self.in_flight += 1
-            group.create_task(self._answer(line, slots))
+            choices = [group.create_task(self._choice(line, line.requests[0], slots))]
+            for request in line.requests[1:]:
+                await slots.acquire()
+                choices.append(group.create_task(self._choice(line, request, slots)))
+            group.create_task(self._answer(line, choices))
 
-    async def _answer(self, prepared: Prepared, slots: asyncio.Semaphore) -> None:
+    async def _choice(
+        self, prepared: Prepared, request: Request, slots: asyncio.Semaphore
+    ) -> Completion | BadLine:
         try:
-            result = await self._generate(prepared)
-            if isinstance(result, BadLine):
-                self._write(*error_record(self._job_id, result))
-            else:
-                self._write(*self._record(prepared, result))
+            return await self._generate(prepared, request)
         finally:
-            self.in_flight -= 1
             slots.release()
 
-    async def _generate(self, prepared: Prepared) -> Completion | BadLine:
+    async def _answer(
+        self, prepared: Prepared, choices: Sequence[asyncio.Task[Completion | BadLine]]
+    ) -> None:
+        """Write the line: all choices, or the error of one."""
+        try:
+            results = await asyncio.gather(*choices)
+            completions = [result for result in results if isinstance(result, Completion)]
+            errors = [result for result in results if isinstance(result, BadLine)]
+            if errors:
+                self._write(*error_record(self._job_id, errors[0]))
+            else:
+                self._write(*self._record(prepared, completions))
+        finally:
+            self.in_flight -= 1
+
+    async def _generate(self, prepared: Prepared, request: Request) -> Completion | BadLine:
         """Tries until there is an answer, the request is to blame, or the cluster is."""
         failed_since = 0.0
         answered_then = 0
         for attempt in itertools.count(1):
             try:
-                return await self._generator.generate(prepared.request)
+                return await self._generator.generate(request)
             except RequestError as error:
                 code = TOO_LONG if isinstance(error, PromptTooLongError) else "invalid_request"
                 return _failed(prepared, code, str(error))
@@ -154,21 +170,24 @@ class Runner:
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (attempt - 1)))
         raise AssertionError("unreachable")
 
-    def _record(self, prepared: Prepared, completion: Completion) -> tuple[Outcome, bytes]:
-        num_prompt, num_output = len(prepared.request.prompt_ids), len(completion.ids)
+    def _record(
+        self, prepared: Prepared, completions: Sequence[Completion]
+    ) -> tuple[Outcome, bytes]:
+        num_prompt = len(prepared.requests[0].prompt_ids)
+        num_output = sum(len(completion.ids) for completion in completions)
         return answer_record(
             job_id=self._job_id,
             line=prepared.line.line,
             custom_id=prepared.line.custom_id,
             body=response_body(
-                prepared.line,
-                completion,
+                prepared,
+                completions,
                 self._codec,
                 job_id=self._job_id,
                 model=self._config.model,
             ),
             usage=Usage(num_prompt, num_output, num_prompt + num_output),
-            timing=timing_of(completion.timeline, num_output),
+            timing=timing_of([(c.timeline, len(c.ids)) for c in completions]),
         )
 
     def _write(self, outcome: Outcome, data: bytes) -> None:

@@ -13,8 +13,8 @@ from math import ceil
 
 from ...decode.admission import blocks_needed
 
-GROWTH_TOKENS = 18
-"""At most what a request is ahead of its known tokens: two steps, each of a row and eight drafts."""
+GROWTH_TOKENS = 14
+"""At most what a request is ahead of its known tokens: two steps, each of a row and six drafts."""
 
 
 def promised_blocks(

@@ -1,6 +1,6 @@
 """A prefill rank and a decode rank that share a hub and a clock; books of both are checked every turn."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -29,11 +29,13 @@ def make_request(name: str, length: int, **sampling: object) -> Request:
     return Request(request_id=name, prompt_ids=ids, sampling=params)
 
 
-def plain_loop(network: NetworkLike, request: Request, chunk: int = 10**6) -> tuple[int, ...]:
+def plain_loop(
+    network: NetworkLike, request: Request, chunk: int = 10**6, pieces: Sequence[bytes] = ()
+) -> tuple[int, ...]:
     """What one process gives: prefill in chunks, then one row a step, no ranks, no transfer. Uses slot 1."""
     ids, layout = request.prompt_ids, network.cache.layout
     blocks = tuple(range(1, network.cache.blocks.shape[0]))
-    common = {"slot": 1, "blocks": blocks, "tail_start": max(0, len(ids) - layout.keep)}
+    common = {"slot": 1, "blocks": blocks, "tail_start": request.tail_start(layout.keep)}
     network.cache.clear_slot(1)
     for start in range(0, len(ids) - 1, chunk):
         rows = ids[start : min(start + chunk, len(ids) - 1)]
@@ -41,7 +43,7 @@ def plain_loop(network: NetworkLike, request: Request, chunk: int = 10**6) -> tu
         network.forward([Span(token_ids=rows, start=start, history=history, **common)])
     eos = network.config.eos_token_id
     params, output = request.sampling, list[int]()
-    stops = StopChecker(params, eos, params.max_tokens)
+    stops = StopChecker(params, eos, params.max_tokens, pieces)
     while True:
         known = (*ids, *output)
         span = Span(
@@ -67,6 +69,7 @@ class Pair:
     now: float = 1000.0
     make_prefill_network: Callable[[], NetworkLike] | None = None
     """Where it shall differ from decode's."""
+    pieces: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
         self.hub = LoopbackHub()
@@ -79,7 +82,13 @@ class Pair:
             "prefill", self.prefill_network, self.prefill_backend, self.prefill_config, clock, clock
         )
         self.decode = DecodeRank(
-            "decode", self.decode_network, self.decode_backend, self.decode_config, clock, clock
+            "decode",
+            self.decode_network,
+            self.decode_backend,
+            self.decode_config,
+            clock,
+            clock,
+            pieces=self.pieces,
         )
         self.connect()
         self.tokens: dict[str, tuple[int, ...]] = {}

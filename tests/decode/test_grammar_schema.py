@@ -146,13 +146,13 @@ def test_strings_of_limited_length_hold_no_control_characters() -> None:
 
 
 PATTERNS = [
-    ("^[a-z]{1,50000}$", True),
+    ("^[a-z]{1,2000}$", True),
     (r"^\d{3}-\w+\.$", True),
     ("^.{0,100}$", True),
     ('^["a]$', True),
     ('^a"b$', False),
-    ("^[\n]$", False),
-    ("^[^a]{1,50000}$", False),
+    (r"^\n$", False),
+    ('^.*"$', False),
 ]
 
 

@@ -52,8 +52,7 @@ def soak(pair: Pair, requests: list[Request], expected: dict[str, tuple[int, ...
     pair.run(5000)
     pair.assert_decode_empty()
     assert pair.failures == {}
-    print("MP", most_paused)
-    assert most_paused > 0
+    assert most_paused >= 3
     for request in requests:
         name = request.request_id
         tokens = pair.tokens.get(name, ())
@@ -95,7 +94,7 @@ def test_ten_times_the_memory(host_cache_mib: int, overlap: bool) -> None:
 def test_ten_times_the_memory_of_a_real_network(host_cache_mib: int) -> None:
     requests = [
         make_request(f"r{n}", 1 + n % 3, max_tokens=40, temperature=0.9 * (n % 2), seed=n)
-        for n in range(20)
+        for n in range(26)
     ]
 
     def network(count: int) -> NetworkLike:

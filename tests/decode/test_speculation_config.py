@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace.decode.speculation_config import SpeculationConfig
+from headrace.decode.speculation_config import MAX_DRAFTS, SpeculationConfig
+from headrace.model.cache import BACKTRACK_TOKENS, PENDING_ROWS
 from headrace.transfer.errors import ConfigError
 
 
@@ -12,11 +13,15 @@ def test_defaults_speculate_by_confidence() -> None:
     )
 
 
+def test_most_drafts_are_as_many_as_a_slot_can_roll_back() -> None:
+    assert MAX_DRAFTS == PENDING_ROWS - 1 < BACKTRACK_TOKENS
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_drafts": 0}, "num_drafts = 0 .* from 1 to 8"),
-        ({"num_drafts": 9}, "num_drafts = 9 .* from 1 to 8"),
+        ({"num_drafts": 0}, "num_drafts = 0 .* from 1 to 6"),
+        ({"num_drafts": 7}, "num_drafts = 7 .* from 1 to 6"),
         ({"min_tokens_per_s": 0.0}, "min_tokens_per_s = 0.0"),
         ({"min_tokens_per_s": float("nan")}, "min_tokens_per_s = nan"),
         ({"min_tokens_per_s": float("inf")}, "min_tokens_per_s = inf"),

@@ -31,7 +31,7 @@ def make_spans(counts: list[int], logits: Logits = Logits.LAST) -> list[Span]:
 
 
 @given(
-    st.lists(st.integers(0, 200), max_size=12),
+    st.lists(st.integers(0, 600), max_size=12),
     st.integers(1, 5),
     st.sampled_from([Logits.NONE, Logits.LAST, Logits.ALL]),
 )
@@ -57,9 +57,9 @@ def test_parts_hold_every_row_once_in_order(
 
 
 def test_few_rows_stay_together_and_many_are_halved() -> None:
-    assert len(cut_spans(make_spans([1] * 20), 2)) == 1
-    halves = cut_spans(make_spans([1] * 64), 2)
-    assert [len(part) for part in halves] == [32, 32]
+    assert len(cut_spans(make_spans([1] * 120), 2)) == 1
+    halves = cut_spans(make_spans([1] * 130), 2)
+    assert [len(part) for part in halves] == [65, 65]
     halves = cut_spans(make_spans([512]), 2)
     assert [len(part[0].token_ids) for part in halves] == [256, 256]
     assert cut_spans([], 2) in ([], [[]])
@@ -72,12 +72,12 @@ def two_threads() -> Iterator[None]:
 
 
 def prefill(network: Network, ids: tuple[int, ...], tail_start: int) -> torch.Tensor:
-    """Logits of ``ids``, run in chunks of 100 rows."""
+    """Logits of ``ids``, run in chunks of 150 rows."""
     network.cache.clear_slot(1)
     results: list[torch.Tensor] = []
-    for start in range(0, len(ids), 100):
+    for start in range(0, len(ids), 150):
         span = Span(
-            token_ids=ids[start : start + 100],
+            token_ids=ids[start : start + 150],
             start=start,
             history=ids[max(0, start - 3) : start],
             slot=1,
@@ -98,6 +98,7 @@ def test_threads_change_no_bit(tail_start: int, tmp_path: Path) -> None:
     alone = prefill(network, ids, tail_start)
     blocks, slots = network.cache.blocks.clone(), network.cache.slots.clone()
     for threads in (2, 3):
+        assert len(cut_spans([*make_spans([150])], threads)) == 2
         network.cache.blocks.zero_()
         torch.set_num_threads(threads)
         assert torch.equal(prefill(network, ids, tail_start), alone)
@@ -109,10 +110,12 @@ def test_threads_change_no_bit(tail_start: int, tmp_path: Path) -> None:
 def test_a_part_that_fails_fails_the_pass_and_the_next_one_works(tmp_path: Path) -> None:
     folder = golden_folder("v41-spec-micro")
     network = open_golden(folder, "released", tmp_path)
-    ids = prompts(folder)["p90"]
+    ids = prompts(folder)["p200"]
     whole = prefill(network, ids, 0)
     torch.set_num_threads(2)
-    bad = Span(token_ids=(*ids[:-1], 10**6), start=0, history=(), slot=1, blocks=(1, 2, 3, 4, 5, 6))
+    bad = Span(
+        token_ids=(*ids[:-1], 10**6), start=0, history=(), slot=1, blocks=tuple(range(1, 14))
+    )
     with pytest.raises(IndexError):
         network.forward([bad])
     with pytest.raises((IndexError, RuntimeError)):

@@ -14,7 +14,6 @@ from headrace.cluster.batch.lines import (
     parse_row,
     seed_of,
 )
-from headrace.transfer.request import MAX_TOP_LOGPROBS
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -50,7 +49,7 @@ def test_a_chat_line_with_the_defaults_of_the_api():
     assert isinstance(line.prompt, ChatPrompt)
     assert (line.prompt.thinking, line.prompt.effort) == (False, None)
     assert [(turn.role, turn.content) for turn in line.prompt.messages] == [("user", "hi")]
-    sampling = line.sampling
+    sampling = line.sampling.params
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.top_logprobs) == (
         1.0,
         1.0,
@@ -58,8 +57,9 @@ def test_a_chat_line_with_the_defaults_of_the_api():
         0,
     )
     assert sampling.seed == seed_of("a")
-    assert not line.has_max_tokens
-    assert line.num_logprobs is None
+    assert not line.sampling.has_max_tokens
+    assert line.sampling.num_logprobs is None
+    assert (line.sampling.num_choices, line.sampling.include_stop) == (1, False)
 
 
 def test_every_sampling_field_is_read():
@@ -72,8 +72,21 @@ def test_every_sampling_field_is_read():
             top_k=3,
             seed=11,
             ignore_eos=True,
+            min_p=0.1,
+            presence_penalty=-2,
+            frequency_penalty=0.5,
+            repetition_penalty=1.1,
+            logit_bias={"50": -100, "7": 2.5},
+            stop=["a", "bc"],
+            stop_token_ids=[4, 5],
+            min_tokens=2,
+            prompt_logprobs=3,
+            n=4,
+            include_stop_str_in_output=True,
         )
     ).sampling
+    assert (sampling.num_choices, sampling.include_stop) == (4, True)
+    sampling = sampling.params
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (
         9,
         0.0,
@@ -81,13 +94,29 @@ def test_every_sampling_field_is_read():
         3,
     )
     assert (sampling.seed, sampling.ignore_eos) == (11, True)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 0.5)
+    assert sampling.logit_bias == ((50, -100.0), (7, 2.5))
+    assert (sampling.stop, sampling.stop_token_ids) == (("a", "bc"), (4, 5))
+    assert (sampling.min_tokens, sampling.prompt_logprobs) == (2, 3)
+
+
+def test_a_stop_may_be_one_string_or_nothing():
+    assert good(chat(stop="\n")).sampling.params.stop == ("\n",)
+    for nothing in ("", [], None):
+        assert good(chat(stop=nothing)).sampling.params.stop == ()
+
+
+def test_min_tokens_without_max_tokens_asks_for_at_least_so_many():
+    sampling = good(chat(min_tokens=30)).sampling
+    assert (sampling.params.min_tokens, sampling.has_max_tokens) == (30, False)
 
 
 def test_a_plain_line_takes_the_same_fields_at_its_top_level():
     line = good(b'{"id": 12, "prompt": "hi", "max_tokens": 4, "temperature": 0}')
     assert (line.custom_id, line.endpoint) == ("12", Endpoint.COMPLETIONS)
     assert line.prompt == TextPrompt(text="hi")
-    assert (line.sampling.max_tokens, line.sampling.temperature) == (4, 0.0)
+    assert (line.sampling.params.max_tokens, line.sampling.params.temperature) == (4, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +162,24 @@ def test_content_may_come_in_text_parts():
     assert (prompt.messages[0].role, prompt.messages[0].content) == ("system", "ab")
 
 
-def test_logprobs_ask_the_cluster_for_all_alternatives_so_that_the_drawn_token_is_among_them():
-    line = good(chat(logprobs=True, top_logprobs=2))
-    assert (line.num_logprobs, line.sampling.top_logprobs) == (2, MAX_TOP_LOGPROBS)
-    assert good(chat(logprobs=True)).num_logprobs == 0
-    assert good(chat(logprobs=False)).num_logprobs is None
-    assert good(completion(logprobs=0)).num_logprobs == 0
+@pytest.mark.parametrize(
+    ("raw", "number"),
+    [
+        (chat(logprobs=True, top_logprobs=2), 2),
+        (chat(logprobs=True), 0),
+        (chat(logprobs=False), None),
+        (completion(logprobs=0), 0),
+        (completion(logprobs=5), 5),
+        (completion(), None),
+    ],
+)
+def test_logprobs_ask_for_the_chosen_token_and_as_many_alternatives_as_shown(
+    raw: bytes, number: int | None
+):
+    sampling = good(raw).sampling
+    assert sampling.num_logprobs == number
+    assert sampling.params.logprobs == (number is not None)
+    assert sampling.params.top_logprobs == (number or 0)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +197,38 @@ def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]):
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"n": 2}, "body.n = 2"),
+        ({"n": 0}, "body.n = 0 is not allowed: an integer from 1 to 128"),
+        ({"n": 129}, "body.n = 129"),
+        ({"n": 1.0}, "body.n"),
+        ({"best_of": 3}, "body.best_of"),
         ({"stream": True}, "body.stream = True"),
-        ({"stop": ["\n"]}, "body.stop"),
+        ({"stop": ["a", 3]}, "body.stop = ['a', 3] is not allowed: a string or a list of strings"),
+        ({"stop": {"a": 1}}, "body.stop"),
+        ({"stop": ["a", ""]}, "up to 64 strings of 1 to 1024 characters"),
+        ({"stop": ["a"] * 65}, "up to 64 strings"),
+        ({"stop_token_ids": [1, "2"]}, "body.stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"logit_bias": {"x": 1}}, "body.logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "body.logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "body.logit_bias"),
+        ({"logit_bias": [5]}, "body.logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias of 5 = 101.0 is not allowed"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "at most 1024"),
+        ({"min_p": 1.5}, "min_p = 1.5 is not allowed: a number from 0 to 1"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens = 5"),
+        ({"min_tokens": -1}, "min_tokens = -1"),
+        ({"repetition_penalty": 0}, "repetition_penalty = 0.0"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty = -2.1 is not allowed: a number from -2"),
+        (
+            {"prompt_logprobs": 21},
+            "body.prompt_logprobs = 21 is not allowed: an integer from 0 to 20",
+        ),
+        ({"prompt_logprobs": True}, "body.prompt_logprobs"),
+        ({"include_stop_str_in_output": 1}, "body.include_stop_str_in_output"),
         ({"tools": [{"type": "function"}]}, "body.tools"),
         ({"response_format": {"type": "json_object"}}, "body.response_format"),
-        ({"presence_penalty": 0.5}, "body.presence_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty = 2.5 is not allowed: a number from -2 to 2"),
+        ({"presence_penalty": "0"}, "body.presence_penalty"),
         ({"wings": 2}, "body.wings"),
         ({"prompt": "both"}, "body.prompt"),
         ({"temperature": -1}, "temperature"),
@@ -241,7 +308,7 @@ def test_hostile_and_broken_lines_become_reasons(raw: bytes, said: str):
 
 
 def test_a_bad_line_keeps_its_id_where_it_has_one():
-    parsed = parse_line(3, chat(stop="x"))
+    parsed = parse_line(3, chat(stop=7))
     assert isinstance(parsed, BadLine)
     assert (parsed.custom_id, parsed.code) == ("a", "invalid_request")
 
@@ -254,5 +321,5 @@ def test_a_parquet_row_may_hold_its_body_as_json_text():
 
 
 def test_the_seed_of_a_line_depends_on_its_id_only():
-    assert good(chat()).sampling.seed == good(completion()).sampling.seed
+    assert good(chat()).sampling.params.seed == good(completion()).sampling.params.seed
     assert seed_of("a") != seed_of("b")
