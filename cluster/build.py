@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ..decode.config import DecodeConfig
-from ..decode.grammar_compiler import GrammarCompiler
+from ..decode.grammar_compiler import GrammarCompiler, Vocabulary
 from ..decode.profiling import measured_cost
 from ..decode.rank import DecodeRank
 from ..model.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def build_decode_rank(
         backend,
         config,
         pieces=tokenizer.text_bytes,
-        grammars=GrammarCompiler(tokenizer, limits=config.grammar),
+        grammars=GrammarCompiler(cast(Vocabulary, tokenizer), limits=config.grammar),
         cost=measured_cost(network, config, exchange),
         rank=exchange.rank,
     )

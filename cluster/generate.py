@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from ..decode.admission import output_limit
+from ..decode.grammar import GrammarState
+from ..decode.grammar_compiler import GrammarCompiler
 from ..decode.lane import HISTORY_TOKENS
 from ..decode.sampler import SampledRows, logprobs, sample
 from ..decode.stops import StopChecker, ending_ids, visible_text
@@ -27,12 +29,13 @@ from ..model.network import Network, NetworkOptions, load_network
 from ..model.tokenizer import Tokenizer
 from ..prefill.logprobs import prompt_logprobs
 from ..transfer.errors import InvalidRequestError, PromptTooLongError, RankError
-from ..transfer.request import PromptLogprob, SamplingParams, TopLogprobs
+from ..transfer.request import Grammar, PromptLogprob, SamplingParams, TopLogprobs
 from .sampling_flags import add_sampling_arguments, parse_ids, sampling_params
 
 CHUNK_TOKENS = 512
 _SCORE_TOP_LOGPROBS = 20
 _SLOT = 1
+_COMPILE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +74,11 @@ def continue_prompt(
     exact: bool,
     num_logprobs: int,
     pieces: Sequence[bytes] = (),
+    grammar: GrammarState | None = None,
 ) -> Iterator[Step]:
     """Sample from ``first``, the logits [1, V] of the last prompt row, and go on until a stop or the length.
 
-    ``pieces`` are the bytes of the text of every id, for stop strings.
+    ``pieces`` are the bytes of the text of every id, for stop strings. ``grammar`` stands at its beginning.
     """
     prompt, ids, output, logits = tuple(prompt_ids), list(prompt_ids), list[int](), first
     tail_start = 0 if exact else max(0, len(prompt) - network.keep)
@@ -82,7 +86,8 @@ def continue_prompt(
     limit = output_limit(len(prompt), params.max_tokens, config.max_position_embeddings)
     stops = StopChecker(params, config.eos_token_id, limit, pieces)
     while True:
-        rows = SampledRows(params=params, prompt_ids=prompt, output_ids=output)
+        mask = None if grammar is None else grammar.masks()
+        rows = SampledRows(params=params, prompt_ids=prompt, output_ids=output, mask=mask)
         token = int(sample(logits, [rows], config.eos_token_id)[0])
         if token < 0:
             raise RankError(
@@ -98,6 +103,8 @@ def continue_prompt(
         )
         if reason is not None:
             return
+        if grammar is not None:
+            grammar.advance([token])
         output.append(token)
         ids.append(token)
         span = _span(network, ids, len(ids) - 1, len(ids), tail_start, Logits.LAST)
@@ -185,6 +192,7 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
     num_logprobs = _num_logprobs(args.top_logprobs, args.score, config.vocab_size)
     num_prompt = params.prompt_logprobs
     exact = bool(args.exact or args.score or num_prompt is not None)
+    grammar = None if params.grammar is None else _begin(params.grammar, tokenizer)
     network = open_for_one(directory, len(prompt_ids) + params.max_tokens, numerics=args.numerics)
 
     scored: list[TopLogprobs] = []
@@ -208,6 +216,7 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
         exact=exact,
         num_logprobs=num_logprobs,
         pieces=tokenizer.text_bytes,
+        grammar=grammar,
     ):
         steps.append(step)
         writer.push(step)
@@ -230,6 +239,15 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
     if args.score:
         document["prompt_top_logprobs"] = [_plain(entry) for entry in scored]
     return document
+
+
+def _begin(grammar: Grammar, tokenizer: Tokenizer) -> GrammarState:
+    """The beginning of the language. Raises GrammarError for one that a rank would refuse."""
+    compiler = GrammarCompiler(tokenizer)
+    try:
+        return GrammarState(compiler.submit(grammar).wait(_COMPILE_S))
+    finally:
+        compiler.close()
 
 
 class _Writer:

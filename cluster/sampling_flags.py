@@ -4,6 +4,7 @@ import argparse
 
 from ..transfer.errors import ConfigError
 from ..transfer.request import SamplingParams
+from .grammar_flags import add_grammar_arguments, grammar_of
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="report every prompt token's logprob, its rank and the K likeliest; implies --exact",
     )
+    add_grammar_arguments(parser)
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -72,6 +74,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         else (),
         logprobs=args.logprobs,
         prompt_logprobs=args.prompt_logprobs,
+        grammar=grammar_of(args),
     )
 
 

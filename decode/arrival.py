@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from ..transfer.backend import Read
-from ..transfer.errors import IntegrityError, TransferError
+from ..transfer.errors import HeadraceError, IntegrityError
 from ..transfer.messages import Handoff
 from ..transfer.request import Request
 from .rooms import Room
@@ -123,10 +123,10 @@ class ReadEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A handoff that was given up; its room is free, or will be when the transport lets go."""
+    """A request that was given up; its room is free, or will be when the transport lets go."""
 
     request_id: str
-    error: TransferError
+    error: HeadraceError
 
 
 Event = Started | ReadDone | Accepted | Dropped | ReadEnded

@@ -99,15 +99,22 @@ def _is_json_pattern(pattern: str) -> bool:
 
 
 def _calls(text: str, choice: Literal["auto", "required"]) -> dict[str, Any]:
-    """The structural tag of DeepSeek-V4.1 tool calls. text: a JSON list of Chat Completions tools."""
+    """The structural tag of DeepSeek-V4.1 tool calls. text: JSON with the fields of Chat Completions about them."""
     from xgrammar import get_model_structural_tag
 
-    tools: list[Any] = json.loads(text)
+    fields: dict[str, Any] = json.loads(text)
+    tools: list[Any] = fields["tools"]
     for tool in tools:
         function = tool["function"]
         if function.get("strict") and function.get("parameters") is not None:
             check_schema(json.dumps(function["parameters"]))
-    tag = get_model_structural_tag(_MODEL, tools=tools, tool_choice=choice, reasoning=False)
+    tag = get_model_structural_tag(
+        _MODEL,
+        tools=tools,
+        tool_choice=choice,
+        reasoning=False,
+        parallel_tool_calls=fields.get("parallel_tool_calls", True),
+    )
     plain: dict[str, Any] = tag.model_dump()
     if choice == "required":
         opening, *rest = plain["format"]["elements"]

@@ -81,8 +81,8 @@ class StepPlan:
 class Outcome:
     """What a step gave one lane: new ids, how many drafts were verified for them, confidences of the next drafts.
 
-    ``num_right`` drafts turned out right, one more than were verified being judged, where ``promised`` were expected. With an ``error`` the lane is dead and
-    there are no ids.
+    ``num_right`` drafts turned out right, one more than were verified being judged, where ``promised`` were expected.
+    With an ``error`` the lane is dead and there are no ids.
     """
 
     lane: Lane

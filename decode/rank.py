@@ -12,24 +12,24 @@ Both give the same tokens: what a step computes depends on the lanes alone, whic
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..transfer.backend import TransferBackend
 from ..transfer.errors import HeadraceError, InvalidRequestError
 from ..transfer.messages import Handoff
 from ..transfer.request import Request
 from .admission import blocks_needed, check_fits, output_limit
-from .arrival import Ready, room_of
+from .arrival import room_of
 from .config import DecodeConfig
 from .counters import Counters, StepRecord
+from .entrance import Entrance, Entrant, check_sampling
 from .events import DecodeEvent, DecodeFailed, Tokens
 from .executor import Executor, Network, Pass, Sampled
-from .grammar import GrammarState
-from .grammar_compiler import Compiling, GrammarCompiler
+from .grammar_compiler import GrammarCompiler
 from .host_store import HostStore
 from .inbox import Inbox
-from .lane import Lane, Outcome, Replay, StepPlan, Turn
+from .lane import Lane, Outcome, StepPlan
 from .pause_meter import PauseMeter
-from .planner import max_drafts, replay_chunks
 from .pressure import decide
 from .proposers import make_proposer
 from .residents import Resident, Residents
@@ -38,6 +38,7 @@ from .speculation import Speculation
 from .step_cost import StepCost
 from .stops import StopChecker
 from .stream import InlineStream, Launched, Stream, ThreadStream, launch_window
+from .turns import plan_step, wants_pass
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,14 +51,6 @@ class Step:
     residents: dict[Lane, Resident]
     forward: Launched[Pass]
     sampling: Launched[Sampled] | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Entering:
-    """A request whose bytes are here, and whose grammar may still be compiled."""
-
-    ready: Ready
-    compiling: Compiling | None
 
 
 class DecodeRank:
@@ -88,13 +81,12 @@ class DecodeRank:
         self._timer = timer
         self._layout = network.cache.layout
         self._pieces = pieces
-        self._grammars = grammars
+        self._has_grammars = grammars is not None
         self._rooms = Rooms(network.cache)
+        self._entrance = Entrance(self._rooms, grammars)
         self._inbox = Inbox(backend, network.cache, self._rooms, config)
         store = HostStore(self._layout, config.host_cache_mib << 20)
         self._residents = Residents(network.cache, self._rooms, store)
-        self._entering: list[Entering] = []
-        self._compiling: dict[str, Compiling] = {}
         proposer = make_proposer(network.drafter, config.speculation, network.config.eos_token_id)
         self._speculation = Speculation(
             config.speculation, proposer.num_drafts, cost, free=proposer.is_free, rank=rank
@@ -125,13 +117,17 @@ class DecodeRank:
             block_tokens=block_tokens,
             num_blocks=self._rooms.num_blocks,
         )
-        self._check_sampling(request)
+        check_sampling(
+            request,
+            self._network.config,
+            has_text=bool(self._pieces),
+            has_grammars=self._has_grammars,
+        )
         limit = self._limit(request)
         at_first = blocks_needed(length, min(limit, 1), block_tokens)
         most = blocks_needed(length, limit, block_tokens)
         self._inbox.add(request, handoff, at_first, most > at_first, self._timer())
-        if request.sampling.grammar is not None and self._grammars is not None:
-            self._compiling[request.request_id] = self._grammars.submit(request.sampling.grammar)
+        self._entrance.expect(request)
 
     def cancel(self, request_id: str) -> None:
         """Free everything of a request, in whatever state it is; no event follows. Unknown ids are fine.
@@ -149,23 +145,24 @@ class DecodeRank:
         load = self._speculation.load(
             len(running), sum(resident.num_context for resident in running)
         )
-        has_work = bool(self._events or self._current or self._wants_pass())
-        return [float(has_work), float(self._wants_pass()), *load.to_vector()]
+        wants = wants_pass(self._residents.all)
+        has_work = bool(self._events or self._current or wants)
+        return [float(has_work), float(wants), *load.to_vector()]
 
     def pump(self) -> None:
         """Move arrivals, and take those that are ready into the batch. Never blocks."""
         self._inbox.poll(
             self._timer(),
-            self._max_requests() - len(self._residents) - len(self._entering),
+            self._max_requests() - len(self._residents) - len(self._entrance),
             self._residents.num_growing,
             len(self._residents.paused),
         )
         for ready in self._inbox.take_ready():
-            compiling = self._compiling.pop(ready.arrival.request.request_id, None)
-            self._entering.append(Entering(ready=ready, compiling=compiling))
-        self._entering = [entering for entering in self._entering if not self._enter(entering)]
-        for failure in self._inbox.take_failures():
-            self._compiling.pop(failure.request_id, None)
+            self._entrance.arrive(ready)
+        for entrant in self._entrance.take():
+            self._join(entrant)
+        for failure in (*self._inbox.take_failures(), *self._entrance.take_failures()):
+            self._entrance.forget(failure.request_id)
             self._fail(failure.request_id, failure.error)
 
     def step(self, outlooks: Sequence[Sequence[float]] = ()) -> list[DecodeEvent]:
@@ -174,7 +171,11 @@ class DecodeRank:
         launched = None
         if any(outlook[1] for outlook in outlooks):
             began = time.perf_counter()
-            plan, residents = self._plan([outlook[2:] for outlook in outlooks])
+            budget = self._speculation.budget([outlook[2:] for outlook in outlooks])
+            stalled = self._relieve(budget.max_drafts)
+            plan, residents = plan_step(
+                self._residents.running, budget, stalled, self._config.recompute_tokens
+            )
             launched = self._launch(plan, residents, time.perf_counter() - began)
         self._finish_current()
         if launched is not None:
@@ -188,14 +189,14 @@ class DecodeRank:
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and slot is free or owned exactly once."""
         arriving = [room for state in self._inbox.states if (room := room_of(state)) is not None]
-        self._residents.check_integrity([*arriving, *(e.ready.room for e in self._entering)])
+        self._residents.check_integrity([*arriving, *self._entrance.rooms])
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, Any]:
         """Counts for the router and the operator."""
         running = self._residents.running
         return {
             **self._inbox.stats(),
-            "compiling": len(self._entering),
+            "compiling": len(self._entrance),
             "running": len(running),
             "paused": len(self._residents.paused),
             "pauses": self._residents.num_pauses,
@@ -209,36 +210,14 @@ class DecodeRank:
         """End the rank's threads and the process that compiles grammars."""
         self._stream.close()
         self._executor.close()
-        if self._grammars is not None:
-            self._grammars.close()
+        self._entrance.close()
 
     def _knows(self, request_id: str) -> bool:
         return (
             request_id in self._residents
             or request_id in self._inbox
-            or any(e.ready.arrival.request.request_id == request_id for e in self._entering)
+            or request_id in self._entrance
         )
-
-    def _check_sampling(self, request: Request) -> None:
-        params = request.sampling
-        if params.stop and not self._pieces:
-            raise InvalidRequestError(
-                f"stop = {params.stop!r} needs a tokenizer, this rank has none"
-            )
-        if params.grammar is not None and self._grammars is None:
-            raise InvalidRequestError(
-                f"grammar kind = {params.grammar.kind!r} needs a grammar compiler, this rank has none"
-            )
-        vocabulary = self._network.config.vocab_size
-        for name, ids in (
-            ("logit_bias", [token for token, _ in params.logit_bias]),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            wrong = [token for token in ids if token >= vocabulary]
-            if wrong:
-                raise InvalidRequestError(
-                    f"{name} holds {wrong[0]}, which is not allowed: an id from 0 to {vocabulary - 1}"
-                )
 
     def _limit(self, request: Request) -> int:
         return output_limit(
@@ -252,72 +231,29 @@ class DecodeRank:
         context = sum(resident.num_context for resident in running) // max(1, len(running))
         return self._speculation.max_requests(self._config.max_batch, context)
 
-    def _enter(self, entering: Entering) -> bool:
-        """Let a request join the batch, or fail; False while its grammar is not compiled."""
-        request, room = entering.ready.arrival.request, entering.ready.room
+    def _join(self, entrant: Entrant) -> None:
+        request = entrant.request
         lane = Lane(
             request=request,
-            slot=room.slot,
+            slot=entrant.room.slot,
             tail_start=request.tail_start(self._layout.keep),
+            grammar=entrant.grammar,
         )
-        if entering.compiling is not None:
-            try:
-                language = entering.compiling.poll()
-            except HeadraceError as error:
-                self._rooms.give(room)
-                self._fail(request.request_id, error)
-                return True
-            if language is None:
-                return False
-            lane.grammar = GrammarState(language)
         self._executor.enter(lane)
         limit = self._limit(request)
+        stops = StopChecker(
+            request.sampling, self._network.config.eos_token_id, limit, self._pieces
+        )
         self._residents.join(
             Resident(
                 lane=lane,
                 age=self._residents.next_age(),
                 limit=limit,
-                stops=StopChecker(
-                    request.sampling, self._network.config.eos_token_id, limit, self._pieces
-                ),
+                stops=stops,
                 admitted=self._clock(),
-                room=room,
+                room=entrant.room,
             )
         )
-        return True
-
-    def _wants_pass(self) -> bool:
-        """Whether a step could run a row of ours, or bring back who is paused."""
-        return any(
-            resident.room is None
-            or resident.num_replayed is not None
-            or max_drafts(resident.answer, 0) is not None
-            for resident in self._residents.all
-        )
-
-    def _plan(self, loads: Sequence[Sequence[float]]) -> tuple[StepPlan, dict[Lane, Resident]]:
-        budget = self._speculation.budget(loads)
-        stalled = self._relieve(budget.max_drafts)
-        turns: list[Turn] = []
-        residents: dict[Lane, Resident] = {}
-        replaying: list[Resident] = []
-        for resident in self._residents.running:
-            assert resident.room is not None
-            if resident.num_replayed is not None:
-                replaying.append(resident)
-                continue
-            drafts = max_drafts(resident.answer, budget.max_drafts)
-            if drafts is None or resident.request_id == stalled:
-                continue
-            turns.append(Turn(lane=resident.lane, blocks=resident.room.blocks, max_drafts=drafts))
-            residents[resident.lane] = resident
-        plan = StepPlan(
-            turns=tuple(turns),
-            replays=tuple(self._replays(replaying)),
-            min_survival=budget.min_survival,
-            draft=budget.draft,
-        )
-        return plan, residents
 
     def _relieve(self, num_drafts: int) -> str | None:
         """Make room for the next step: growth, pauses, resumptions. Returns who has to wait a step, if anybody."""
@@ -327,9 +263,9 @@ class DecodeRank:
             memory = self._residents.memory(
                 free_places=self._config.max_batch
                 - len(running)
-                - len(self._entering)
+                - len(self._entrance)
                 - self._inbox.num_arriving,
-                arriving_growing=self._inbox.num_growing + len(self._entering),
+                arriving_growing=self._inbox.num_growing + len(self._entrance),
                 wanted_blocks=self._inbox.wanted_blocks(now),
             )
             decision = decide(running, paused, memory, self._meter.costs)
@@ -338,23 +274,6 @@ class DecodeRank:
             self._finish_current()  # whoever is paused must not be in flight; afterwards memory looks different
         self._residents.apply(decision, self._meter)
         return decision.stalled
-
-    def _replays(self, replaying: Sequence[Resident]) -> list[Replay]:
-        """The next rows of dropped caches; whoever has them all goes on as before in the next step."""
-        lengths = [resident.num_context - 1 for resident in replaying]
-        done = [resident.num_replayed or 0 for resident in replaying]
-        counts = replay_chunks(lengths, done, self._config.recompute_tokens)
-        replays: list[Replay] = []
-        for resident, length, start, count in zip(replaying, lengths, done, counts, strict=True):
-            assert resident.room is not None
-            resident.num_replayed = start + count if start + count < length else None
-            if count:
-                replays.append(
-                    Replay(
-                        lane=resident.lane, blocks=resident.room.blocks, start=start, count=count
-                    )
-                )
-        return replays
 
     def _launch(self, plan: StepPlan, residents: dict[Lane, Resident], plan_s: float) -> Step:
         for turn in plan.turns:
@@ -449,15 +368,9 @@ class DecodeRank:
 
     def _leave(self, request_id: str) -> None:
         """Take a request out of the rank, once its bytes are here."""
-        self._compiling.pop(request_id, None)
+        self._entrance.forget(request_id)
         self._residents.end(request_id, self._num_launched)
         self._residents.settle(self._num_done)
-        for entering in self._entering:
-            if entering.ready.arrival.request.request_id == request_id:
-                self._rooms.give(entering.ready.room)
-        self._entering = [
-            e for e in self._entering if e.ready.arrival.request.request_id != request_id
-        ]
 
     def _fail(self, request_id: str, error: HeadraceError) -> None:
         self._counters.num_failed += 1

@@ -11,7 +11,7 @@ would undo the overlap.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -27,7 +27,7 @@ _window = threading.local()
 
 
 @contextmanager
-def launch_window() -> Iterator[None]:
+def launch_window() -> Generator[None]:
     """Within it, waiting for launched work raises IntegrityError, and on a GPU so does any implicit synchronisation."""
     on_gpu = torch.cuda.is_available()
     before = torch.cuda.get_sync_debug_mode() if on_gpu else 0

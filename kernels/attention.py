@@ -6,13 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import _steps
 from ._gemm import multiply
 from ._lanes import LANES, exp_16
-from ._numba import compiled
+from ._numba import Scalar, compiled, inner
+from .norm import turn_parts
+from .reference.storage import FLOAT32
 
 
-@compiled
-def _sink_attention(
+@inner()
+def _attend(
     queries: np.ndarray,
     window: np.ndarray,
     window_index: np.ndarray,
@@ -68,6 +71,72 @@ def _sink_attention(
                 out[t, h, c] *= share
 
 
+@compiled
+def _sink_attention(
+    queries: np.ndarray,
+    window: np.ndarray,
+    window_index: np.ndarray,
+    entries: np.ndarray,
+    chosen: np.ndarray,
+    sink: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    _attend(queries, window, window_index, entries, chosen, sink, out)
+
+
+@compiled
+def _attention_inputs(
+    x: np.ndarray,
+    latent_panels: np.ndarray,
+    latent_norm: np.ndarray,
+    down_panels: np.ndarray,
+    down_norm: np.ndarray,
+    up_panels: np.ndarray,
+    turn: np.ndarray,
+    eps: Scalar,
+    kind: int,
+    latent: np.ndarray,
+    low: np.ndarray,
+    queries: np.ndarray,
+) -> None:
+    rounded = np.empty(x.shape, np.float32)
+    _steps.round_all(x, kind, rounded)
+    rows, heads, width = queries.shape
+    _steps.product(rounded, latent_panels, width, FLOAT32, latent)
+    _steps.rms_norm(latent, latent_norm, eps, latent)
+    keys = latent.reshape((rows, 1, width))
+    _steps.rotate_last(keys, turn, np.float32(1), keys)
+    _steps.product(rounded, down_panels, low.shape[1], FLOAT32, low)
+    _steps.rms_norm(low, down_norm, eps, low)
+    _steps.round_all(low, kind, low)
+    _steps.product(low, up_panels, heads * width, FLOAT32, queries.reshape((rows, heads * width)))
+    _steps.rotate_last(queries, turn, np.float32(1), queries)
+
+
+@compiled
+def _attention_output(
+    queries: np.ndarray,
+    window: np.ndarray,
+    window_index: np.ndarray,
+    entries: np.ndarray,
+    chosen: np.ndarray,
+    sink: np.ndarray,
+    turn: np.ndarray,
+    group_panels: np.ndarray,
+    group_outer: int,
+    output_panels: np.ndarray,
+    kind: int,
+    out: np.ndarray,
+) -> None:
+    rows, heads, width = queries.shape
+    mixed = np.empty(queries.shape, np.float32)
+    _attend(queries, window, window_index, entries, chosen, sink, mixed)
+    _steps.rotate_last(mixed, turn, np.float32(-1), mixed)
+    low = np.empty((rows, group_panels.shape[0] * group_outer), np.float32)
+    _steps.product(mixed.reshape((rows, heads * width)), group_panels, group_outer, FLOAT32, low)
+    _steps.product(low, output_panels, out.shape[1], kind, out)
+
+
 def sink_attention(
     queries: Tensor,
     window: Tensor,
@@ -90,6 +159,77 @@ def sink_attention(
         entries.numpy(),
         chosen.numpy(),
         sink.numpy(),
+        out.numpy(),
+    )
+    return out
+
+
+def attention_inputs(
+    x: Tensor,
+    turn: Tensor,
+    latent: tuple[np.ndarray, np.ndarray],
+    down: tuple[np.ndarray, np.ndarray],
+    up: np.ndarray,
+    heads: int,
+    eps: float,
+    kind: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys [T, d], the rounded query latent [T, l] and queries [T, ``heads``, d] of ``x`` [T, H], in one call.
+
+    ``latent`` and ``down`` are ``panel_bits`` and the weights of the norm behind them, ``up`` leads from the query
+    latent to the queries; inputs of products are rounded as ``kind`` says; ``turn`` [T, r] as of ``rotate_last``.
+    """
+    rows = x.shape[0]
+    keys = torch.empty((rows, latent[1].shape[0]))
+    low = torch.empty((rows, down[1].shape[0]))
+    queries = torch.empty((rows, heads, keys.shape[1]))
+    _attention_inputs(
+        x.numpy(),
+        *latent,
+        *down,
+        up,
+        turn_parts(turn),
+        np.float32(eps),
+        kind,
+        keys.numpy(),
+        low.numpy(),
+        queries.numpy(),
+    )
+    return keys, low, queries
+
+
+def attention_output(
+    queries: Tensor,
+    window: Tensor,
+    window_index: Tensor,
+    entries: Tensor,
+    chosen: Tensor,
+    sink: Tensor,
+    turn: Tensor,
+    groups: np.ndarray,
+    group_outer: int,
+    output: np.ndarray,
+    hidden: int,
+    kind: int,
+) -> Tensor:
+    """``sink_attention``, turned back by ``turn`` [T, r], through ``groups`` and ``output``, in one call: [T, hidden].
+
+    ``groups`` are ``panel_bits`` of products with ``group_outer`` outputs each; ``output`` takes their results rounded
+    as ``kind`` says.
+    """
+    out = torch.empty((queries.shape[0], hidden))
+    _attention_output(
+        queries.numpy(),
+        window.numpy(),
+        window_index.numpy(),
+        entries.numpy(),
+        chosen.numpy(),
+        sink.numpy(),
+        turn_parts(turn),
+        groups,
+        group_outer,
+        output,
+        kind,
         out.numpy(),
     )
     return out

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import _steps
 from ._numba import Scalar, compiled, inner
 from ._reduce import inverse_root
+from .reference.storage import FLOAT32
 
 _ONE = np.float32(1)
 
@@ -51,8 +53,8 @@ def _sinkhorn(mixed: np.ndarray, iterations: int, eps: Scalar) -> None:
                 mixed[row, column] /= total
 
 
-@compiled
-def _mix(
+@inner()
+def _split(
     flat: np.ndarray,
     mixes: np.ndarray,
     scale: np.ndarray,
@@ -75,6 +77,40 @@ def _mix(
                 i = (2 + row) * k + column
                 comb[t, row, column] = mixes[t, i] * root * scale[2] + base[i]
         _sinkhorn(comb[t], iterations, eps)
+
+
+@compiled
+def _mix(
+    flat: np.ndarray,
+    mixes: np.ndarray,
+    scale: np.ndarray,
+    base: np.ndarray,
+    iterations: int,
+    eps: Scalar,
+    norm_eps: Scalar,
+    pre: np.ndarray,
+    post: np.ndarray,
+    comb: np.ndarray,
+) -> None:
+    _split(flat, mixes, scale, base, iterations, eps, norm_eps, pre, post, comb)
+
+
+@compiled
+def _mix_streams(
+    flat: np.ndarray,
+    panels: np.ndarray,
+    scale: np.ndarray,
+    base: np.ndarray,
+    iterations: int,
+    eps: Scalar,
+    norm_eps: Scalar,
+    pre: np.ndarray,
+    post: np.ndarray,
+    comb: np.ndarray,
+) -> None:
+    mixes = np.empty((flat.shape[0], base.shape[0]), np.float32)
+    _steps.product(flat, panels, base.shape[0], FLOAT32, mixes)
+    _split(flat, mixes, scale, base, iterations, eps, norm_eps, pre, post, comb)
 
 
 @compiled
@@ -132,6 +168,33 @@ def mix_weights(
     _mix(
         streams.flatten(1).numpy(),
         mixes.numpy(),
+        scale.numpy(),
+        base.numpy(),
+        iterations,
+        np.float32(eps),
+        np.float32(norm_eps),
+        pre.numpy(),
+        post.numpy(),
+        comb.numpy(),
+    )
+    return pre, post, comb
+
+
+def mix_streams(
+    streams: Tensor,
+    panels: np.ndarray,
+    scale: Tensor,
+    base: Tensor,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``mix_weights`` of the product of ``streams`` [T, K, H] with ``panel_bits`` [1, ...], in one call."""
+    rows, k, _ = streams.shape
+    pre, post, comb = torch.empty((rows, k)), torch.empty((rows, k)), torch.empty((rows, k, k))
+    _mix_streams(
+        streams.flatten(1).numpy(),
+        panels,
         scale.numpy(),
         base.numpy(),
         iterations,

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._formats import round_row
-from ._gemm import multiply
+from . import _steps
 from ._numba import compiled
 from .reference.linear import pack_weight
 from .reference.storage import FLOAT32
@@ -15,16 +14,7 @@ __all__ = ["matmul_groups", "matmul_rows", "pack_weight", "panel_bits", "product
 
 @compiled
 def _product(x: np.ndarray, panels: np.ndarray, outer: int, kind: int, y: np.ndarray) -> None:
-    if kind != FLOAT32:
-        rounded = np.empty(x.shape, np.float32)
-        for t in range(x.shape[0]):
-            round_row(x, t, rounded, kind)
-        x = rounded
-    depth, width = panels.shape[2], panels.shape[3]
-    for g in range(panels.shape[0]):
-        for p in range(panels.shape[1]):
-            columns = min(width, outer - p * width)
-            multiply(x, g * depth, panels[g, p], y, g * outer + p * width, columns)
+    _steps.product(x, panels, outer, kind, y)
 
 
 def panel_bits(panels: Tensor) -> np.ndarray:

@@ -4,15 +4,18 @@ Shapes: T rows, E experts, k choices a row, H hidden, I expert width.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from . import _steps
 from ._formats import round_row
 from ._gemm import multiply
 from ._lanes import swiglu_16
 from ._numba import Scalar, compiled, inner
+from .reference.storage import FLOAT32
 
 _TILE = 64
 """Rows of one expert that are computed together, so that their intermediate values stay in cache."""
@@ -26,8 +29,8 @@ def _score(logit: Scalar) -> Scalar:
     return np.float32(math.sqrt(np.float32(math.log1p(np.float32(math.exp(logit))))))
 
 
-@compiled
-def _route(
+@inner()
+def _choose(
     logits: np.ndarray,
     bias: np.ndarray,
     bias_image: np.ndarray,
@@ -67,6 +70,19 @@ def _swiglu(gate_up: np.ndarray, i: int, limit: Scalar, scale: Scalar, out: np.n
         swiglu_16(gate_up, i, c, width, limit, scale, out)
 
 
+@compiled
+def _route(
+    logits: np.ndarray,
+    bias: np.ndarray,
+    bias_image: np.ndarray,
+    image: np.ndarray,
+    scaling: Scalar,
+    ids: np.ndarray,
+    weights: np.ndarray,
+) -> None:
+    _choose(logits, bias, bias_image, image, scaling, ids, weights)
+
+
 @inner()
 def _panels(x: np.ndarray, panels: np.ndarray, y: np.ndarray, outer: int) -> None:
     width = panels.shape[2]
@@ -74,8 +90,8 @@ def _panels(x: np.ndarray, panels: np.ndarray, y: np.ndarray, outer: int) -> Non
         multiply(x, 0, panels[p], y, p * width, min(width, outer - p * width))
 
 
-@compiled
-def _experts(
+@inner()
+def _compute(
     x: np.ndarray,
     ids: np.ndarray,
     scale: np.ndarray,
@@ -127,7 +143,21 @@ def _experts(
 
 
 @compiled
-def _add_choices(outputs: np.ndarray, shared: np.ndarray, out: np.ndarray) -> None:
+def _experts(
+    x: np.ndarray,
+    ids: np.ndarray,
+    scale: np.ndarray,
+    gate_up: np.ndarray,
+    down: np.ndarray,
+    limit: Scalar,
+    kind: int,
+    out: np.ndarray,
+) -> None:
+    _compute(x, ids, scale, gate_up, down, limit, kind, out)
+
+
+@inner()
+def _add(outputs: np.ndarray, shared: np.ndarray, out: np.ndarray) -> None:
     for t in range(out.shape[0]):
         for c in range(out.shape[1]):
             total = outputs[t, 0, c]
@@ -137,28 +167,56 @@ def _add_choices(outputs: np.ndarray, shared: np.ndarray, out: np.ndarray) -> No
 
 
 @compiled
+def _add_choices(outputs: np.ndarray, shared: np.ndarray, out: np.ndarray) -> None:
+    _add(outputs, shared, out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """What ``mixture`` routes by: ``panel_bits`` [1, ...] of the router, and the arguments of ``route``."""
+
+    panels: np.ndarray
+    temperature: np.float32
+    bias: np.ndarray
+    bias_image: np.ndarray
+    scaling: np.float32
+
+
+@compiled
 def _mixture(
     x: np.ndarray,
-    ids: np.ndarray,
-    weights: np.ndarray,
+    router: np.ndarray,
+    temperature: Scalar,
+    bias: np.ndarray,
+    bias_image: np.ndarray,
+    image: np.ndarray,
+    scaling: Scalar,
     gate_up: np.ndarray,
     down: np.ndarray,
     shared_gate_up: np.ndarray,
     shared_down: np.ndarray,
     limit: Scalar,
     kind: int,
+    ids: np.ndarray,
+    weights: np.ndarray,
     out: np.ndarray,
 ) -> None:
     rows, hidden = x.shape
+    logits = np.empty((rows, bias.shape[0]), np.float32)
+    _steps.product(x, router, bias.shape[0], FLOAT32, logits)
+    if temperature != np.float32(1):
+        for t in range(rows):
+            for e in range(bias.shape[0]):
+                logits[t, e] /= temperature
+    _choose(logits, bias, bias_image, image, scaling, ids, weights)
     rounded = np.empty(x.shape, np.float32)
-    for t in range(rows):
-        round_row(x, t, rounded, kind)
+    _steps.round_all(x, kind, rounded)
     outputs = np.empty((rows, ids.shape[1], hidden), np.float32)
-    _experts(rounded, ids, weights, gate_up, down, limit, kind, outputs)
+    _compute(rounded, ids, weights, gate_up, down, limit, kind, outputs)
     shared = np.empty((rows, 1, hidden), np.float32)
     alone, one = np.zeros((rows, 1), np.int64), np.ones((rows, 1), np.float32)
-    _experts(rounded, alone, one, shared_gate_up, shared_down, limit, kind, shared)
-    _add_choices(outputs, shared[:, 0], out)
+    _compute(rounded, alone, one, shared_gate_up, shared_down, limit, kind, shared)
+    _add(outputs, shared.reshape((rows, hidden)), out)
 
 
 def route(
@@ -225,26 +283,36 @@ def add_choices(outputs: Tensor, shared: Tensor) -> Tensor:
 
 def mixture(
     x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
+    image: Tensor,
+    router: Router,
+    num_chosen: int,
     routed: tuple[np.ndarray, np.ndarray],
     shared: tuple[np.ndarray, np.ndarray],
     limit: float,
     kind: int,
-) -> Tensor:
-    """All of a mixture whose experts are here, in one call: ``x`` [T, H], rounded as ``kind`` says, to [T, H].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A whole mixture whose experts are all here, in one call: (output [T, H], ids and weights as of ``route``).
 
-    ``add_choices`` of the outputs of ``routed`` and ``shared`` experts, each the ``panel_bits`` of gate_up and down.
+    ``x`` [T, H] is rounded as ``kind`` says before the experts; ``routed`` and ``shared`` are the ``panel_bits`` of
+    their gate_up and down, as of ``expert_outputs``.
     """
     out = torch.empty_like(x)
+    ids = torch.empty((x.shape[0], num_chosen), dtype=torch.int64)
+    weights = torch.empty((x.shape[0], num_chosen))
     _mixture(
         x.numpy(),
-        ids.numpy(),
-        weights.numpy(),
+        router.panels,
+        router.temperature,
+        router.bias,
+        router.bias_image,
+        image.numpy(),
+        router.scaling,
         *routed,
         *shared,
         np.float32(limit),
         kind,
+        ids.numpy(),
+        weights.numpy(),
         out.numpy(),
     )
-    return out
+    return out, ids, weights

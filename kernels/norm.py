@@ -6,31 +6,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import _steps
 from ._numba import Scalar, compiled
-from ._reduce import inverse_root
 
 
 @compiled
 def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: Scalar, out: np.ndarray) -> None:
-    for t in range(x.shape[0]):
-        factor = inverse_root(x[t], eps)
-        for i in range(x.shape[1]):
-            out[t, i] = x[t, i] * factor * weight[i]
+    _steps.rms_norm(x, weight, eps, out)
 
 
 @compiled
 def _rotate_last(x: np.ndarray, turn: np.ndarray, sign: Scalar, out: np.ndarray) -> None:
-    """``x`` [T, h, n]; ``turn`` [T, r, 2] (cosine, sine)."""
-    first = x.shape[2] - 2 * turn.shape[1]
-    for t in range(x.shape[0]):
-        for h in range(x.shape[1]):
-            for i in range(first):
-                out[t, h, i] = x[t, h, i]
-            for pair in range(turn.shape[1]):
-                c, s = turn[t, pair, 0], turn[t, pair, 1] * sign
-                a, b = x[t, h, first + 2 * pair], x[t, h, first + 2 * pair + 1]
-                out[t, h, first + 2 * pair] = a * c - b * s
-                out[t, h, first + 2 * pair + 1] = a * s + b * c
+    _steps.rotate_last(x, turn, sign, out)
+
+
+def turn_parts(turn: Tensor) -> np.ndarray:
+    """Complex64 [T, r] as compiled code reads it: float32 [T, r, 2]."""
+    return turn.numpy().view(np.float32).reshape(*turn.shape, 2)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -45,6 +37,5 @@ def rotate_last(x: Tensor, turn: Tensor, inverse: bool = False) -> Tensor:
     out = torch.empty_like(x)
     shape = (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
     sign = np.float32(-1 if inverse else 1)
-    parts = turn.numpy().view(np.float32).reshape(*turn.shape, 2)
-    _rotate_last(x.numpy().reshape(shape), parts, sign, out.numpy().reshape(shape))
+    _rotate_last(x.numpy().reshape(shape), turn_parts(turn), sign, out.numpy().reshape(shape))
     return out

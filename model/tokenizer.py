@@ -126,10 +126,13 @@ class Tokenizer:
         thinking: bool = False,
         effort: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a chat: messages and tools as in the Chat Completions protocol, `effort` as its reasoning effort.
+        """Ids of a chat: all but `thinking` as in the Chat Completions protocol, `effort` as its reasoning effort.
 
-        Raises InvalidRequestError for a malformed message, effort or tool.
+        With the choice "required" the ids end inside an open block of tool calls.
+        Raises InvalidRequestError for a malformed message, effort, tool or format.
         """
         body: dict[str, Any] = {
             "model": _RECIPE_MODEL,
@@ -140,6 +143,10 @@ class Tokenizer:
             body["reasoning_effort"] = effort
         if tools:
             body["tools"] = list(tools)
+        if tool_choice is not None:
+            body["tool_choice"] = tool_choice
+        if response_format is not None:
+            body["response_format"] = response_format
         try:
             options = recipe.ConversionOptions().with_special_tokens(self.special_tokens)
             request = recipe.ChatCompletionRequest(body).convert(options)

@@ -38,7 +38,8 @@ class Grammar:
     """A language that an answer must belong to.
 
     ``kind`` is one of GRAMMAR_KINDS; ``text`` is the JSON schema, the regular expression, the EBNF grammar, or for tool
-    calls the JSON list of tools (empty for ``json_object``). With a required tool call the prompt has opened it. With a ``trigger`` the answer is free until that text has appeared in it; what follows must
+    calls JSON with ``tools`` and ``parallel_tool_calls`` as in Chat Completions (empty for ``json_object``). With a
+    required tool call the prompt has opened it. With a ``trigger`` the answer is free until that text has appeared in it; what follows must
     belong to the language. Raises InvalidRequestError for a value outside its range.
     """
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from ...decode.stops import text_ids, visible_text
+from ...model.answer import parse_answer
 from ...transfer.request import Completion, Request
 from .codec import TextCodec
 from .fields import ChatPrompt
@@ -32,7 +33,7 @@ def response_body(
         "created": int(time.time()),
         "model": model,
         "choices": [
-            {"index": at, **choice(line, *answer, codec), "finish_reason": answer[1].finish_reason}
+            {"index": at, "finish_reason": answer[1].finish_reason, **choice(line, *answer, codec)}
             for at, answer in enumerate(answers)
         ],
     }
@@ -46,7 +47,7 @@ def _chat_choice(
 ) -> dict[str, object]:
     ids = text_ids(completion.ids, completion.finish_reason, request.sampling, codec.eos)
     text = _visible(line, request, completion, codec)
-    start = 0
+    start, whole = 0, text
     message: dict[str, object] = {"role": "assistant"}
     if isinstance(line.prompt, ChatPrompt) and line.prompt.thinking:
         ended = codec.thinking_end in ids
@@ -63,6 +64,16 @@ def _chat_choice(
     if (number := line.sampling.num_logprobs) is not None:
         content = chat_logprobs(completion, range(start, len(ids)), number, codec)
         logprobs = {"content": content, "refusal": None}
+    if isinstance(line.prompt, ChatPrompt) and line.prompt.tools:
+        message, is_call = parse_answer(
+            whole,
+            thinking=line.prompt.thinking,
+            in_calls=line.prompt.tool_choice == "required",
+            is_whole=completion.finish_reason == "stop",
+            call_prefix=f"call-{request.request_id}-",
+        )
+        if is_call:
+            return {"message": message, "logprobs": logprobs, "finish_reason": "tool_calls"}
     return {"message": message, "logprobs": logprobs}
 
 

@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 from ...model.tokenizer import Tokenizer
 from .fields import ChatPrompt, IdsPrompt, Prompt, TextPrompt
-
-THINKING_END = "</think>"
+from .structured import THINKING_END
 
 
 class TextCodec(Protocol):
@@ -68,9 +67,16 @@ class TokenizerCodec:
                 return tuple(self.tokenizer.encode_prompt(text))
             case IdsPrompt(ids=ids):
                 return ids
-            case ChatPrompt(thinking=thinking, effort=effort):
+            case ChatPrompt():
                 return tuple(
-                    self.tokenizer.encode_chat(_messages(prompt), thinking=thinking, effort=effort)
+                    self.tokenizer.encode_chat(
+                        _messages(prompt),
+                        thinking=prompt.thinking,
+                        effort=prompt.effort,
+                        tools=prompt.tools,
+                        tool_choice=prompt.tool_choice if prompt.tools else None,
+                        response_format=prompt.response_format,
+                    )
                 )
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -86,5 +92,7 @@ def _messages(prompt: ChatPrompt) -> list[dict[str, Any]]:
     return [
         {"role": turn.role, "content": turn.content}
         | ({} if turn.reasoning is None else {"reasoning_content": turn.reasoning})
+        | ({"tool_calls": list(turn.calls)} if turn.calls else {})
+        | ({} if turn.answers_call is None else {"tool_call_id": turn.answers_call})
         for turn in prompt.messages
     ]

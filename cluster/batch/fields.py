@@ -1,6 +1,6 @@
 """The fields of a request body: which are read, which are accepted only at their neutral value, which say nothing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard, TypeVar, cast
 
@@ -18,7 +18,6 @@ IRRELEVANT = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "stream_options",
-        "parallel_tool_calls",
     }
 )
 # Accepted when absent, null or one of these values, because then they change nothing.
@@ -27,35 +26,53 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "stream": (False,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
 T = TypeVar("T")
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_MESSAGE_KEYS = (
+    "role",
+    "content",
+    "name",
+    "reasoning_content",
+    "refusal",
+    "tool_calls",
+    "tool_call_id",
+)
+_CALL = 'in an assistant message a list of {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One turn. ``reasoning`` is an earlier answer's thinking, where the caller sends it back."""
+    """One turn. ``reasoning`` and ``calls`` are an earlier answer's, where the caller sends them back.
+
+    ``answers_call`` is the id of the call that a tool's turn answers.
+    """
 
     role: str
     content: str
     reasoning: str | None = None
+    calls: tuple[Mapping[str, object], ...] = ()
+    answers_call: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """A conversation to be rendered by the model's chat format."""
+    """A conversation to be rendered by the model's chat format.
+
+    ``tool_choice`` is "auto" or "required", and means nothing without tools.
+    """
 
     messages: tuple[ChatMessage, ...]
     thinking: bool
     effort: str | None
+    tools: tuple[Mapping[str, object], ...] = ()
+    tool_choice: str = "auto"
+    response_format: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +202,7 @@ def _message(fields: Fields, index: int, item: object) -> ChatMessage:
     if not is_str(role) or role not in ROLES:
         raise fields.error(f"{name}.role", role, f"one of {', '.join(ROLES)}")
     for key, value in item.items():
-        if key not in ("role", "content", "name", "reasoning_content", "refusal") and value not in (
-            None,
-            [],
-        ):
+        if key not in _MESSAGE_KEYS and value not in (None, []):
             raise InvalidRequestError(
                 f"{name}.{key} is not supported in a batch; take it out of the line"
             )
@@ -197,15 +211,37 @@ def _message(fields: Fields, index: int, item: object) -> ChatMessage:
         raise fields.error(
             f"{name}.reasoning_content", reasoning, "a string, in an assistant message"
         )
+    calls = tuple(_calls(fields, name, item, role))
+    answers_call = item.get("tool_call_id")
+    if (is_str(answers_call) and bool(answers_call)) != (role == "tool"):
+        raise fields.error(f"{name}.tool_call_id", answers_call, "a string, in a tool message")
     content = item.get("content")
+    if content is None and calls:
+        content = ""
     if is_list(content):
         parts = [_part(fields, f"{name}.content[{at}]", part) for at, part in enumerate(content)]
         content = "".join(parts)
     if not is_str(content):
         raise fields.error(f"{name}.content", content, "a string or a list of text parts")
     return ChatMessage(
-        role="system" if role == "developer" else role, content=content, reasoning=reasoning
+        role="system" if role == "developer" else role,
+        content=content,
+        reasoning=reasoning,
+        calls=calls,
+        answers_call=answers_call if is_str(answers_call) else None,
     )
+
+
+def _calls(
+    fields: Fields, name: str, item: Mapping[str, object], role: str
+) -> Iterator[Mapping[str, object]]:
+    calls = item.get("tool_calls")
+    if calls in (None, []):
+        return
+    for call in calls if is_list(calls) and role == "assistant" else [calls]:
+        if not is_dict(call) or not is_str(call.get("id")) or not is_dict(call.get("function")):
+            raise fields.error(f"{name}.tool_calls", call, _CALL)
+        yield call
 
 
 def _part(fields: Fields, name: str, part: object) -> str:

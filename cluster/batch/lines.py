@@ -20,6 +20,7 @@ from ...transfer.errors import InvalidRequestError
 from ...transfer.request import MAX_SEED
 from .fields import Fields, Prompt, read_chat_prompt, read_text_prompt
 from .sampling import Sampling, read_sampling
+from .structured import read_structured
 
 MAX_CUSTOM_ID_CHARACTERS = 512
 _PLAIN_KEYS = ("id", "prompt")
@@ -156,7 +157,8 @@ def _openai(line: int, custom_id: str, row: Mapping[str, object]) -> BatchReques
 def _request(line: int, custom_id: str, endpoint: Endpoint, fields: Fields) -> BatchRequest:
     chat = endpoint is Endpoint.CHAT
     prompt = read_chat_prompt(fields) if chat else read_text_prompt(fields)
-    sampling = read_sampling(fields, chat=chat, default_seed=seed_of(custom_id))
+    prompt, grammar = read_structured(fields, prompt)
+    sampling = read_sampling(fields, chat=chat, default_seed=seed_of(custom_id), grammar=grammar)
     fields.finish()
     return BatchRequest(
         line=line,

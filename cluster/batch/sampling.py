@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...transfer.request import MAX_SEED, MAX_TOP_LOGPROBS, SamplingParams
+from ...transfer.request import MAX_SEED, MAX_TOP_LOGPROBS, Grammar, SamplingParams
 from .fields import Fields, is_bool, is_dict, is_int, is_list, is_number, is_str
 
 MAX_CHOICES = 128
@@ -24,8 +24,10 @@ class Sampling:
     include_stop: bool
 
 
-def read_sampling(fields: Fields, *, chat: bool, default_seed: int) -> Sampling:
-    """Take the sampling fields. Raises InvalidRequestError for one that is not allowed."""
+def read_sampling(
+    fields: Fields, *, chat: bool, default_seed: int, grammar: Grammar | None = None
+) -> Sampling:
+    """Take the sampling fields, all but ``grammar``. Raises InvalidRequestError for one that is not allowed."""
     max_tokens = fields.take_as("max_tokens", "an integer of at least 1", is_int)
     if chat:
         newer = fields.take_as("max_completion_tokens", "an integer of at least 1", is_int)
@@ -55,6 +57,7 @@ def read_sampling(fields: Fields, *, chat: bool, default_seed: int) -> Sampling:
             logprobs=num_logprobs is not None,
             top_logprobs=num_logprobs or 0,
             prompt_logprobs=_count(fields, "prompt_logprobs"),
+            grammar=grammar,
         ),
         has_max_tokens=max_tokens is not None,
         num_logprobs=num_logprobs,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ...kernels.attention import sink_attention
+from ...kernels.attention import attention_inputs, attention_output
 from ...kernels.norm import rms_norm, rotate_last
 from ...kernels.reference.storage import FLOAT32
 from ...kernels.storage import gather_entries, scatter_rows, window_keys
@@ -75,14 +75,19 @@ class Attention:
 
     def __call__(self, x: Tensor, rows: Rows, selection: Selection, cache: Cache) -> Tensor:
         """``x`` [T, H], normalised, to [T, H]. Writes the window rows of ``rows`` into the cache."""
-        config, rounded = self._settings.config, self._settings.fmt.activation
+        config, kind = self._settings.config, self._settings.fmt.activation_kind
         turn = rows.turns.at(self._frequencies)
-        x8 = rounded(x)
-        window = self._window(self._own_keys(x8, turn), rows, cache)
-        low = rounded(rms_norm(self._query_down.product(x8), self._query_norm, config.rms_norm_eps))
-        query = self._query_up.product(low).unflatten(
-            1, (config.num_attention_heads, config.head_dim)
+        keys, low, query = attention_inputs(
+            x,
+            turn,
+            (self._latent.bits, self._kv_norm.numpy()),
+            (self._query_down.bits, self._query_norm.numpy()),
+            self._query_up.bits,
+            config.num_attention_heads,
+            config.rms_norm_eps,
+            kind,
         )
+        window = self._window(keys, rows, cache)
         entries, chosen = selection.nothing
         source, index_source = config.kv_source(self._layer), config.index_source(self._layer)
         if source is not None and index_source is not None:
@@ -91,10 +96,20 @@ class Attention:
                     x, low, turn, rows, cache, selection.pool
                 )
             entries, chosen = selection.entries(source, index_source)
-        heads = sink_attention(
-            rotate_last(query, turn), window, rows.window_index, entries, chosen, self._sink
+        return attention_output(
+            query,
+            window,
+            rows.window_index,
+            entries,
+            chosen,
+            self._sink,
+            turn,
+            self._group_down.bits,
+            self._group_down.outer,
+            self._output.bits,
+            self._output.outer,
+            kind,
         )
-        return self._project(rotate_last(heads, turn, inverse=True))
 
     def write_window(self, x: Tensor, rows: Rows, cache: Cache) -> None:
         """Write the window rows of ``x`` [T, H] and attend to nothing: the context of a drafter block."""
@@ -119,7 +134,3 @@ class Attention:
         kept = latent if rows.ring_source is None else latent[rows.ring_source]
         ring = cache.window[self._layer]
         scatter_rows(ring, rows.ring_slot, rows.ring_row, kept, cache.format.window)
-
-    def _project(self, heads: Tensor) -> Tensor:
-        """Grouped low-rank output projection of ``heads`` [T, h, d]."""
-        return self._output(self._group_down(heads.flatten(1)))

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ...kernels.hyper import mix_weights
+from ...kernels.hyper import mix_streams
 from .weights import LayerSettings, Weights
 
 
@@ -10,7 +10,7 @@ class Mix:
     """mHC weights of the attention or the MoE sublayer of a layer."""
 
     def __init__(self, weights: Weights, kind: str, settings: LayerSettings) -> None:
-        self._project = weights.linear_of(f"hc_{kind}_fn", quantized=False)
+        self._panels = weights.linear_of(f"hc_{kind}_fn", quantized=False).bits
         self._base = weights.tensor(f"hc_{kind}_base")
         self._scale = weights.tensor(f"hc_{kind}_scale")
         self._settings = settings
@@ -18,9 +18,9 @@ class Mix:
     def __call__(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``streams`` [T, K, H] to pre [T, K] (for the next sublayer), post [T, K] and comb [T, K, K]."""
         config = self._settings.config
-        return mix_weights(
+        return mix_streams(
             streams,
-            self._project(streams.flatten(1)),
+            self._panels,
             self._scale,
             self._base,
             config.hc_sinkhorn_iters,

@@ -13,14 +13,14 @@ class Linear:
 
     def __init__(self, weight: Tensor, kind: int) -> None:
         panels = pack_weight(weight if weight.dim() == 3 else weight.unsqueeze(0))
-        self._bits = panel_bits(panels)
-        self._outer = weight.shape[-2]
+        self.bits = panel_bits(panels)
+        self.outer = weight.shape[-2]
         self._kind = kind
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [T, in] to [T, out]."""
-        return product(x, self._bits, self._outer, self._kind)
+        return product(x, self.bits, self.outer, self._kind)
 
     def product(self, x: Tensor) -> Tensor:
         """The product alone, for ``x`` that is rounded already."""
-        return product(x, self._bits, self._outer)
+        return product(x, self.bits, self.outer)

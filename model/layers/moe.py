@@ -5,11 +5,12 @@ by one and are added in the order in which the router chose them, so neither nei
 of the sum.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...kernels.linear import pack_weight, panel_bits
-from ...kernels.moe import add_choices, expert_outputs, mixture, route
+from ...kernels.moe import Router, add_choices, expert_outputs, mixture, route
 from ...transfer.errors import ConfigError
 from ..parallel import ExpertExchange, owner_of_expert
 from .weights import LayerSettings, Weights
@@ -46,6 +47,13 @@ class SparseMoe:
         self._router = weights.linear("gate", quantized=False)
         self._bias = weights.tensor("gate.bias")
         self._bias_image = weights.tensor("gate.bias_vl")
+        self._route_by = Router(
+            panels=self._router.bits,
+            temperature=np.float32(config.gate_temp),
+            bias=self._bias.numpy(),
+            bias_image=self._bias_image.numpy(),
+            scaling=np.float32(config.routed_scaling_factor),
+        )
         total = config.n_routed_experts
         if exchange.size > total:
             raise ConfigError(
@@ -61,7 +69,18 @@ class SparseMoe:
 
     def __call__(self, x: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``x`` [T, H], ``image`` bool [T]: (output [T, H], expert ids int64 [T, k], weights [T, k])."""
-        config = self._settings.config
+        config, fmt = self._settings.config, self._settings.fmt
+        if self._exchange.size == 1:
+            return mixture(
+                x,
+                image,
+                self._route_by,
+                config.num_experts_per_tok,
+                self._experts.panels,
+                self._shared.panels,
+                config.swiglu_limit,
+                fmt.activation_kind,
+            )
         logits = self._router(x)
         if config.gate_temp != 1.0:
             logits /= config.gate_temp
@@ -73,11 +92,6 @@ class SparseMoe:
             config.num_experts_per_tok,
             config.routed_scaling_factor,
         )
-        fmt = self._settings.fmt
-        if self._exchange.size == 1:
-            limit, kind = config.swiglu_limit, fmt.activation_kind
-            panels = self._experts.panels, self._shared.panels
-            return mixture(x, ids, weights, *panels, limit, kind), ids, weights
         rounded = fmt.activation(x)
         routed = self._routed(rounded, ids, weights)
         alone = torch.zeros((x.shape[0], 1), dtype=torch.int64)

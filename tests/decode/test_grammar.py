@@ -185,11 +185,17 @@ CALL = (
 
 
 def test_tool_calls_in_the_format_of_the_model() -> None:
-    free, required = language("tool_call", TOOLS), language("tool_call_required", TOOLS)
+    about = {"tools": TOOLS}
+    free, required = language("tool_call", about), language("tool_call_required", about)
     opened = f"\n\n<｜DSML｜ calls>\n{CALL}"
     assert accepts(required, CALL)
     assert not accepts(required, opened)
     assert not accepts(required, "no call")
+    call = CALL.removesuffix("</｜DSML｜ calls>")
+    assert accepts(required, call + CALL)
+    single = language("tool_call_required", about | {"parallel_tool_calls": False})
+    assert accepts(single, CALL)
+    assert not accepts(single, call + CALL)
     assert accepts(free, "no call")
     assert accepts(free, f"I will ask.{opened}")
     for wrong in (

@@ -110,7 +110,10 @@ REFUSED = {
     "a rule that is not there": (ebnf("root ::= foo"), '"foo" is not defined'),
     "a loop of rules": (ebnf("root ::= a\na ::= root"), "no text"),
     "left recursion without end": (ebnf('root ::= root "a"'), "no text"),
-    "tools that are none": (Grammar(kind="tool_call", text='[{"function": {}}]'), "name"),
+    "tools that are none": (
+        Grammar(kind="tool_call", text='{"tools": [{"function": {}}]}'),
+        "name",
+    ),
     "a 100,000-fold array": (
         Grammar(kind="json_schema", text='{"items":' * 100_000 + "{}" + "}" * 100_000),
         "nested too deep",

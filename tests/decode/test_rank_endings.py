@@ -36,6 +36,7 @@ def answer(request: Request, *, drafter: bool, overlap: bool) -> Pair:
     pair = Pair(make, decode_config=config, make_prefill_network=FakeNetwork, pieces=PIECES)
     pair.start(request)
     pair.run()
+    pair.turn()  # a step that was launched before the end was known
     pair.assert_empty()
     pair.decode.close()
     assert not pair.failures
@@ -53,7 +54,7 @@ def test_a_stop_ends_the_answer_where_it_does_without_drafts(
     text = "".join(PIECES[token].decode() for token in ids[: place + 1])
     endings: dict[str, dict[str, object]] = {
         "stop": {"stop": ("zzz", PIECES[ids[place]].decode())},
-        "id": {"stop_token_ids": (599, ids[place])},
+        "id": {"stop_token_ids": (511, ids[place])},
         "spread": {"stop": (text[-7:],)},
     }
     request = make_request("a", 6, max_tokens=NUM_TOKENS, logprobs=True, **endings[kind])

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from headrace.kernels.attention import sink_attention
+from headrace.kernels.attention import attention_inputs, attention_output, sink_attention
+from headrace.kernels.linear import matmul_groups, matmul_rows, pack_weight, panel_bits
+from headrace.kernels.norm import rms_norm, rotate_last
+from headrace.kernels.quant import fake_quantize_fp8
 from headrace.kernels.reference import attention as twin
+from headrace.kernels.reference.storage import FP8
 
 
 def example(rows: int, chosen: int, seeded: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -38,3 +42,46 @@ def test_what_lies_behind_no_key_does_not_matter(seeded: torch.Generator) -> Non
     assert torch.equal(sink_attention(queries, window, index, entries, chosen, sink), clean)
     nothing = sink_attention(queries, window, index * 0 - 1, entries, chosen * 0 - 1, sink)
     assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 20])
+def test_inputs_and_output_are_their_parts_to_the_bit(rows: int, seeded: torch.Generator) -> None:
+    def panels(*shape: int) -> torch.Tensor:
+        return pack_weight(torch.randn(*shape, generator=seeded).bfloat16().float())
+
+    def norm(width: int) -> torch.Tensor:
+        return torch.rand(width, generator=seeded)
+
+    hidden, low_width, heads, width, eps = 96, 64, 4, 64, 1e-20
+    x = torch.randn(rows, hidden, generator=seeded)
+    turn = torch.polar(torch.ones(rows, 8), torch.rand(rows, 8, generator=seeded) * 6)
+    latent, latent_norm = panels(width, hidden), norm(width)
+    down, down_norm = panels(low_width, hidden), norm(low_width)
+    up = panels(heads * width, low_width)
+    keys, low, queries = attention_inputs(
+        x,
+        turn,
+        (panel_bits(latent)[None], latent_norm.numpy()),
+        (panel_bits(down)[None], down_norm.numpy()),
+        panel_bits(up)[None],
+        heads,
+        eps,
+        FP8,
+    )
+    x8 = fake_quantize_fp8(x)
+    key = rms_norm(matmul_rows(x8, latent, width), latent_norm, eps)
+    assert torch.equal(keys, rotate_last(key, turn))
+    query = fake_quantize_fp8(rms_norm(matmul_rows(x8, down, low_width), down_norm, eps))
+    assert torch.equal(low, query)
+    wide = matmul_rows(query, up, heads * width).unflatten(1, (heads, width))
+    assert torch.equal(queries, rotate_last(wide, turn))
+
+    _, window, index, entries, chosen, sink = example(rows, 7, seeded)
+    groups, out = panels(2, 32, 2 * width), panels(hidden, 64)
+    keys_of_row = (window, index, entries, chosen, sink)
+    output = attention_output(
+        queries, *keys_of_row, turn, panel_bits(groups), 32, panel_bits(out)[None], hidden, FP8
+    )
+    mixed = rotate_last(sink_attention(queries, *keys_of_row), turn, inverse=True)
+    narrow = fake_quantize_fp8(matmul_groups(mixed.flatten(1), groups, 32))
+    assert torch.equal(output, matmul_rows(narrow, out, hidden))

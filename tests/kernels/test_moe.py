@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headrace.kernels import moe
-from headrace.kernels.linear import pack_weight, panel_bits
+from headrace.kernels.linear import matmul_rows, pack_weight, panel_bits
 from headrace.kernels.quant import fake_quantize_fp8
 from headrace.kernels.reference import moe as twin
 from headrace.kernels.reference.storage import FLOAT32, FP8
@@ -64,9 +64,20 @@ def test_mixture_is_its_parts_to_the_bit(rows: int, seeded: torch.Generator) -> 
 
     routed, shared = panels(4), panels(1)
     x = torch.randn(rows, 64, generator=seeded)
-    ids = torch.rand(rows, 4, generator=seeded).argsort(dim=1)[:, :2].contiguous()
-    weights = torch.rand(rows, 2, generator=seeded)
-    whole = moe.mixture(x, ids, weights, routed, shared, 2.0, FP8)
+    gate, bias = torch.randn(4, 64, generator=seeded), torch.randn(2, 4, generator=seeded)
+    router = moe.Router(
+        panels=panel_bits(pack_weight(gate))[None],
+        temperature=np.float32(1.5),
+        bias=bias[0].numpy(),
+        bias_image=bias[1].numpy(),
+        scaling=np.float32(1.25),
+    )
+    image = torch.rand(rows, generator=seeded) < 0.5
+    whole, ids, weights = moe.mixture(x, image, router, 2, routed, shared, 2.0, FP8)
+    logits = matmul_rows(x, pack_weight(gate), 4) / 1.5
+    chosen = moe.route(logits, bias[0], bias[1], image, 2, 1.25)
+    assert torch.equal(ids, chosen[0])
+    assert torch.equal(weights, chosen[1])
     rounded = fake_quantize_fp8(x)
     alone, one = torch.zeros((rows, 1), dtype=torch.int64), torch.ones((rows, 1))
     parts = moe.add_choices(

@@ -25,6 +25,12 @@ ROWS = [
             "max_tokens": 8,
             "logprobs": True,
             "top_logprobs": 2,
+            "prompt_logprobs": 1,
+            "n": 2,
+            "min_p": 0.05,
+            "frequency_penalty": 0.5,
+            "logit_bias": {"30": -100},
+            "stop": ["\n\n\n"],
         },
     },
     {"id": "long", "prompt": "import os\n" * 100_000},
@@ -84,7 +90,11 @@ def test_a_killed_batch_goes_on_and_ends_with_every_line(tmp_path: Path):
     assert [record["line"] for record in records] == list(range(1, 8))
     kept = {line for line in before.splitlines(keepends=True) if line.endswith(b"\n")}
     assert kept <= set(output.read_bytes().splitlines(keepends=True))
-    logprobs = records[4]["response"]["body"]["choices"][0]["logprobs"]["content"]
-    assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in logprobs)
+    body = records[4]["response"]["body"]
+    assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    for choice in body["choices"]:
+        logprobs = choice["logprobs"]["content"]
+        assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in logprobs)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["checkpoint", "in.jsonl", "out.jsonl", "out.jsonl.journal"]

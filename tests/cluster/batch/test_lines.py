@@ -226,7 +226,7 @@ def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]):
         ({"prompt_logprobs": True}, "body.prompt_logprobs"),
         ({"include_stop_str_in_output": 1}, "body.include_stop_str_in_output"),
         ({"tools": [{"type": "function"}]}, "body.tools"),
-        ({"response_format": {"type": "json_object"}}, "body.response_format"),
+        ({"response_format": {"type": "xml"}}, "body.response_format"),
         ({"presence_penalty": 2.5}, "presence_penalty = 2.5 is not allowed: a number from -2 to 2"),
         ({"presence_penalty": "0"}, "body.presence_penalty"),
         ({"wings": 2}, "body.wings"),
@@ -249,7 +249,7 @@ def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]):
         ({"messages": "hi"}, "body.messages"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "pope", "content": ""}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},

@@ -1,0 +1,60 @@
+"""The next step of a rank, from its budget and how far every answer is."""
+
+from collections.abc import Iterable, Sequence
+
+from .lane import Lane, Replay, StepPlan, Turn
+from .planner import max_drafts, replay_chunks
+from .residents import Resident
+from .speculation import StepBudget
+
+
+def wants_pass(residents: Iterable[Resident]) -> bool:
+    """Whether a step could run a row, or bring back who is paused."""
+    return any(
+        resident.room is None
+        or resident.num_replayed is not None
+        or max_drafts(resident.answer, 0) is not None
+        for resident in residents
+    )
+
+
+def plan_step(
+    running: Iterable[Resident], budget: StepBudget, stalled: str | None, recompute_tokens: int
+) -> tuple[StepPlan, dict[Lane, Resident]]:
+    """The plan, and whose lanes its turns are. The request ``stalled`` has to wait this step."""
+    turns: list[Turn] = []
+    residents: dict[Lane, Resident] = {}
+    replaying: list[Resident] = []
+    for resident in running:
+        assert resident.room is not None
+        if resident.num_replayed is not None:
+            replaying.append(resident)
+            continue
+        drafts = max_drafts(resident.answer, budget.max_drafts)
+        if drafts is None or resident.request_id == stalled:
+            continue
+        turns.append(Turn(lane=resident.lane, blocks=resident.room.blocks, max_drafts=drafts))
+        residents[resident.lane] = resident
+    plan = StepPlan(
+        turns=tuple(turns),
+        replays=tuple(_replays(replaying, recompute_tokens)),
+        min_survival=budget.min_survival,
+        draft=budget.draft,
+    )
+    return plan, residents
+
+
+def _replays(replaying: Sequence[Resident], recompute_tokens: int) -> list[Replay]:
+    """The next rows of dropped caches; whoever has them all goes on as before in the next step."""
+    lengths = [resident.num_context - 1 for resident in replaying]
+    done = [resident.num_replayed or 0 for resident in replaying]
+    counts = replay_chunks(lengths, done, recompute_tokens)
+    replays: list[Replay] = []
+    for resident, length, start, count in zip(replaying, lengths, done, counts, strict=True):
+        assert resident.room is not None
+        resident.num_replayed = start + count if start + count < length else None
+        if count:
+            replays.append(
+                Replay(lane=resident.lane, blocks=resident.room.blocks, start=start, count=count)
+            )
+    return replays
