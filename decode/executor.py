@@ -6,7 +6,9 @@ before it is known: rows, positions and drafts are read from the lanes when the 
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Protocol, cast
 
 import numpy as np
@@ -21,7 +23,7 @@ from ..transfer.request import TopLogprobs
 from .lane import Lane, Masks, Outcome, StepPlan, accepted, replay_span, turn_span
 from .proposers import Drafter, Proposer
 from .sampler import SampledRows, logprobs, sample
-from .survival import distribute, survivals
+from .survival import distribute
 
 
 class Network(Protocol):
@@ -47,9 +49,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Outcomes of a pass, and the seconds that drafting took of the sampling."""
+    """Outcomes of a pass, confidences of the drafts that follow, and the seconds that drafting took of the sampling."""
 
     outcomes: tuple[Outcome, ...]
+    confidences: tuple[tuple[float, ...], ...]
     draft_s: float
 
 
@@ -112,7 +115,8 @@ class Executor:
         self._propose(alive, plan.draft)
         draft_s = self._timer() - began
         return Sampled(
-            outcomes=tuple(replace(o, confidences=o.lane.confidences) for o in outcomes),
+            outcomes=tuple(outcomes),
+            confidences=tuple(o.lane.confidences for o in outcomes if o.ids),
             draft_s=draft_s,
         )
 
@@ -158,7 +162,7 @@ class Executor:
             return Outcome(lane=lane, error=error)
         # the last row's sample also judges the draft after the verified ones
         judged = lane.drafts[: num_drafts + 1]
-        promised = float(survivals([lane.confidences[: len(judged)]]).sum())
+        promised = sum(accumulate(lane.confidences[: len(judged)], mul))
         num_right = accepted(judged, sampled)
         params = lane.request.sampling
         chosen: tuple[float, ...] = ()

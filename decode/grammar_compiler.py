@@ -15,11 +15,11 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
+from ..model.tokenizer import Tokenizer
 from ..transfer.errors import GrammarError
 from ..transfer.request import Grammar
 from .grammar import MASK_S, CompiledLanguage
@@ -79,25 +79,12 @@ class _Kept:
     retry_at: float | None = None
 
 
-class Vocabulary(Protocol):
-    """What a compiler needs of a tokenizer. Asked for its tokens on the compiler's own thread."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def eos_token_id(self) -> int: ...
-    @property
-    def special_ids(self) -> frozenset[int]: ...
-    @property
-    def token_bytes(self) -> Sequence[bytes]: ...
-
-
 class GrammarCompiler:
     """Compiles for one vocabulary. `submit`, `warm` and `close` may be called from any thread and never wait."""
 
     def __init__(
         self,
-        tokenizer: Vocabulary,
+        tokenizer: Tokenizer,
         *,
         num_logits: int | None = None,
         limits: GrammarLimits | None = None,

@@ -79,7 +79,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step gave one lane: new ids, how many drafts were verified for them, confidences of the next drafts.
+    """What a step gave one lane: new ids, and how many drafts were verified for them.
 
     ``num_right`` drafts turned out right, one more than were verified being judged, where ``promised`` were expected.
     With an ``error`` the lane is dead and there are no ids.
@@ -92,7 +92,6 @@ class Outcome:
     num_right: int = 0
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[TopLogprobs, ...] = ()
-    confidences: tuple[float, ...] = ()
     error: HeadraceError | None = None
 
 

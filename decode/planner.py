@@ -5,31 +5,26 @@ counts the most: then no row lies beyond the request's limit or its blocks, what
 
     known (handled)  |  in flight, at most   |  this step, at most        limit
     t0 ... t9        |  t10 t11 t12          |  t13 t14 ... t18             |
+                                             |<------------ left ---------->|
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """How far a request's answer is: tokens known, tokens that steps in flight may add at most, tokens allowed."""
+def max_drafts(left: int, num_drafts: int) -> int | None:
+    """Drafts that the next step may verify for a request; None if it may not run at all before more is known.
 
-    num_prompt: int
-    num_known: int
-    num_in_flight: int
-    limit: int
-
-
-def max_drafts(answer: Answer, num_drafts: int) -> int | None:
-    """Drafts that the next step may verify for a request; None if it may not run at all before more is known."""
-    left = answer.limit - answer.num_known - answer.num_in_flight
+    ``left``: tokens that its limit allows beyond those known and those that steps in flight may add at most.
+    """
     return None if left <= 0 else min(num_drafts, left - 1)
 
 
-def cached_tokens(answer: Answer, drafts: int) -> int:
-    """Tokens that have KV after the next step with so many ``drafts``, at most: what blocks must cover."""
-    return answer.num_prompt + answer.num_known + answer.num_in_flight + drafts
+def cached_tokens(num_tokens: int, in_flight: int, drafts: int) -> int:
+    """Tokens that have KV after the next step with so many ``drafts``, at most: what blocks must cover.
+
+    ``num_tokens``: of prompt and answer, as far as known.
+    """
+    return num_tokens + in_flight + drafts
 
 
 def replay_chunks(lengths: Sequence[int], done: Sequence[int], budget: int) -> list[int]:

@@ -95,6 +95,7 @@ class DecodeRank:
         self._stream: Stream = ThreadStream(name) if config.overlap else InlineStream()
         self._current: Step | None = None
         self._num_launched = self._num_done = 0
+        self._outlook_s = 0.0
         self._meter = PauseMeter()
         self._events: list[DecodeEvent] = []
         self._counters = Counters(proposer.num_drafts)
@@ -141,13 +142,16 @@ class DecodeRank:
     @property
     def outlook(self) -> list[float]:
         """What the other ranks are told before a turn: whether there is work, then the load of the next step."""
+        began = time.perf_counter()
         running = self._residents.running
         load = self._speculation.load(
             len(running), sum(resident.num_context for resident in running)
         )
-        wants = wants_pass(self._residents.all)
+        wants = wants_pass(running) or len(running) < len(self._residents)
         has_work = bool(self._events or self._current or wants)
-        return [float(has_work), float(wants), *load.to_vector()]
+        told = [float(has_work), float(wants), *load.to_vector()]
+        self._outlook_s = time.perf_counter() - began
+        return told
 
     def pump(self) -> None:
         """Move arrivals, and take those that are ready into the batch. Never blocks."""
@@ -176,7 +180,8 @@ class DecodeRank:
             plan, residents = plan_step(
                 self._residents.running, budget, stalled, self._config.recompute_tokens
             )
-            launched = self._launch(plan, residents, time.perf_counter() - began)
+            plan_s = self._outlook_s + time.perf_counter() - began
+            launched = self._launch(plan, residents, plan_s)
         self._finish_current()
         if launched is not None:
             self._launch_sampling(launched)
@@ -257,16 +262,18 @@ class DecodeRank:
 
     def _relieve(self, num_drafts: int) -> str | None:
         """Make room for the next step: growth, pauses, resumptions. Returns who has to wait a step, if anybody."""
+        wanted = self._inbox.wanted_blocks(self._timer())
+        if not wanted and self._residents.try_grow(num_drafts):
+            return None  # nothing to decide
         while True:
             running, paused = self._residents.views(num_drafts)
-            now = self._timer()
             memory = self._residents.memory(
                 free_places=self._config.max_batch
                 - len(running)
                 - len(self._entrance)
                 - self._inbox.num_arriving,
                 arriving_growing=self._inbox.num_growing + len(self._entrance),
-                wanted_blocks=self._inbox.wanted_blocks(now),
+                wanted_blocks=wanted,
             )
             decision = decide(running, paused, memory, self._meter.costs)
             if not (decision.pauses and self._current):
@@ -324,7 +331,6 @@ class DecodeRank:
             return 0
         count, reason = resident.stops.push(outcome.ids)
         resident.num_known += count
-        resident.confidences = outcome.confidences
         resident.num_verified += outcome.num_verified
         resident.num_accepted += len(outcome.ids) - 1
         resident.first_token = resident.first_token or now
@@ -364,7 +370,8 @@ class DecodeRank:
             self._meter.recomputed(record.num_replayed + record.num_rows, record.forward_s)
         elif record.num_rows and not record.num_replayed:
             context = sum(resident.num_context for resident in step.residents.values())
-            self._speculation.observe(record, context, outcomes, step.plan.draft)
+            confidences = sampled.confidences if step.plan.draft else None
+            self._speculation.observe(record, context, outcomes, confidences)
 
     def _leave(self, request_id: str) -> None:
         """Take a request out of the rank, once its bytes are here."""

@@ -15,7 +15,7 @@ from .admission import blocks_needed
 from .host_store import HostStore, Parcel
 from .lane import Lane
 from .pause_meter import PauseMeter
-from .planner import Answer, cached_tokens, max_drafts
+from .planner import cached_tokens, max_drafts
 from .pressure import Decision, Memory, PausedView, RunningView
 from .rooms import Room, Rooms
 from .stops import StopChecker
@@ -42,7 +42,6 @@ class Resident:
     num_verified: int = 0
     num_accepted: int = 0
     first_token: float = 0.0
-    confidences: tuple[float, ...] = ()
     ended: bool = False
 
     @property
@@ -51,9 +50,9 @@ class Resident:
         return self.lane.request.request_id
 
     @property
-    def answer(self) -> Answer:
-        """What the planner needs."""
-        return Answer(len(self.lane.request.prompt_ids), self.num_known, self.in_flight, self.limit)
+    def left(self) -> int:
+        """Tokens that its limit allows beyond those known and those that steps in flight may add at most."""
+        return self.limit - self.num_known - self.in_flight
 
     @property
     def num_context(self) -> int:
@@ -126,6 +125,25 @@ class Residents:
             if last <= done:
                 self._rooms.give(room)
         self._leaving = [(last, room) for last, room in self._leaving if last > done]
+
+    def try_grow(self, num_drafts: int) -> bool:
+        """Give everybody the blocks of the next step; False and no change if too few are free or somebody is paused."""
+        growth: list[tuple[Resident, int]] = []
+        total = 0
+        for resident in self._all.values():
+            room = resident.room
+            if room is None:
+                return False
+            more = self._need_blocks(resident, num_drafts) - len(room.blocks)
+            if more > 0:
+                growth.append((resident, more))
+                total += more
+        if total > self._rooms.free_blocks:
+            return False
+        for resident, more in growth:
+            assert resident.room is not None
+            resident.room = self._taken(self._rooms.grow(resident.room, more), resident.request_id)
+        return True
 
     def views(self, num_drafts: int) -> tuple[list[RunningView], list[PausedView]]:
         """What ``pressure.decide`` sees, if the next step may verify ``num_drafts``."""
@@ -222,11 +240,11 @@ class Residents:
         return room
 
     def _need_blocks(self, resident: Resident, num_drafts: int) -> int:
-        answer = resident.answer
-        drafts = max_drafts(answer, num_drafts)
-        if drafts is None:
-            drafts = -1
-        return -(-cached_tokens(answer, drafts) // self._block_tokens)
+        drafts = max_drafts(resident.left, num_drafts)
+        tokens = cached_tokens(
+            resident.num_context, resident.in_flight, -1 if drafts is None else drafts
+        )
+        return -(-tokens // self._block_tokens)
 
     def _can_grow(self, resident: Resident) -> bool:
         most = blocks_needed(

@@ -73,9 +73,13 @@ class Speculation:
         return affordable_requests(self._pool, self._cost, context_tokens, floor, most)
 
     def observe(
-        self, record: StepRecord, context_tokens: int, outcomes: Sequence[Outcome], drafted: bool
+        self,
+        record: StepRecord,
+        context_tokens: int,
+        outcomes: Sequence[Outcome],
+        confidences: Sequence[Sequence[float]] | None,
     ) -> None:
-        """Learn from a step in which nothing was recomputed."""
+        """Learn from a step in which nothing was recomputed; ``confidences`` are of the drafts that it made, if any."""
         context = context_tokens / record.num_requests
         self._cost.forward.observe(record.num_rows, context, record.forward_s)
         self._cost.sample.observe(record.num_rows, 0, record.sample_s)
@@ -83,6 +87,6 @@ class Speculation:
             sum(outcome.promised for outcome in outcomes),
             sum(outcome.num_right for outcome in outcomes),
         )
-        if drafted:
+        if confidences is not None:
             self._cost.draft.observe(record.num_requests, 0, record.draft_s)
-            self._pool.observe([outcome.confidences for outcome in outcomes])
+            self._pool.observe(confidences)

@@ -9,13 +9,8 @@ from .speculation import StepBudget
 
 
 def wants_pass(residents: Iterable[Resident]) -> bool:
-    """Whether a step could run a row, or bring back who is paused."""
-    return any(
-        resident.room is None
-        or resident.num_replayed is not None
-        or max_drafts(resident.answer, 0) is not None
-        for resident in residents
-    )
+    """Whether a step could run a row of any of these."""
+    return any(r.left > 0 or r.num_replayed is not None for r in residents)
 
 
 def plan_step(
@@ -30,7 +25,7 @@ def plan_step(
         if resident.num_replayed is not None:
             replaying.append(resident)
             continue
-        drafts = max_drafts(resident.answer, budget.max_drafts)
+        drafts = max_drafts(resident.left, budget.max_drafts)
         if drafts is None or resident.request_id == stalled:
             continue
         turns.append(Turn(lane=resident.lane, blocks=resident.room.blocks, max_drafts=drafts))

@@ -20,6 +20,25 @@ def _rotate_last(x: np.ndarray, turn: np.ndarray, sign: Scalar, out: np.ndarray)
     _steps.rotate_last(x, turn, sign, out)
 
 
+@compiled
+def _rotation(positions: np.ndarray, frequencies: np.ndarray, out: np.ndarray) -> None:
+    for t in range(positions.shape[0]):
+        for i in range(frequencies.shape[0]):
+            angle = np.float64(positions[t]) * frequencies[i]
+            out[t, i, 0] = math.cos(angle)
+            out[t, i, 1] = math.sin(angle)
+
+
+def rotation(positions: Tensor, frequencies: Tensor) -> Tensor:
+    """Complex rotations exp(i p f): complex64 [T, r] for int64 ``positions`` [T] and float64 ``frequencies`` [r].
+
+    Angles are taken in float64, so that a position of a million loses nothing.
+    """
+    out = torch.empty((positions.shape[0], frequencies.shape[0]), dtype=torch.complex64)
+    _rotation(positions.numpy(), frequencies.numpy(), turn_parts(out))
+    return out
+
+
 def turn_parts(turn: Tensor) -> np.ndarray:
     """Complex64 [T, r] as compiled code reads it: float32 [T, r, 2]."""
     return turn.numpy().view(np.float32).reshape(*turn.shape, 2)

@@ -41,14 +41,6 @@ KV_FORMATS = {fmt.name: fmt for fmt in (RELEASED, PLAIN)}
 
 
 @compiled
-def _gather(
-    stored: np.ndarray, outer: np.ndarray, inner: np.ndarray, out: np.ndarray, kind: int
-) -> None:
-    for i in range(outer.shape[0]):
-        load_row(stored, outer[i], inner[i], out, i, kind)
-
-
-@compiled
 def _window_keys(
     stored: np.ndarray,
     outer: np.ndarray,
@@ -89,13 +81,6 @@ def _scatter(
 ) -> None:
     for i in range(outer.shape[0]):
         store_row(x[i], contiguous(stored[outer[i], inner[i]]), kind)
-
-
-def gather_rows(stored: Tensor, outer: Tensor, inner: Tensor, fmt: RowFormat, width: int) -> Tensor:
-    """Rows ``stored[outer, inner]`` of bytes [N, E, row bytes] as float32 [n, width]; indices int64 [n]."""
-    out = torch.empty((outer.shape[0], width))
-    _gather(stored.numpy(), outer.numpy(), inner.numpy(), out.numpy(), fmt.kind)
-    return out
 
 
 def window_keys(

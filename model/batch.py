@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.reference.norm import rotation
+from ..kernels.norm import rotation
 
 
 class Logits(Enum):

@@ -76,7 +76,7 @@ class Network:
     ) -> None:
         config = checkpoint.config
         fmt = KV_FORMATS[options.numerics]
-        settings = LayerSettings(config=config, fmt=fmt, deterministic=options.deterministic)
+        settings = LayerSettings(config=config, fmt=fmt)
         self.config: ModelConfig = config
         self.options = options
         keep = default_keep(config) if options.keep is None else options.keep

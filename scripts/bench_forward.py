@@ -53,7 +53,7 @@ def span(
 
 def main() -> None:
     """Print one line a measurement."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--contexts", type=int, nargs="*", default=[200, 2000])

@@ -102,11 +102,11 @@ PLAIN = KvFormat(
 KV_FORMATS = {fmt.name: fmt for fmt in (RELEASED, PLAIN)}
 
 
-def gather_rows(stored: Tensor, outer: Tensor, inner: Tensor, fmt: RowFormat, width: int) -> Tensor:
-    """Rows ``stored[outer, inner]`` of bytes [N, E, row bytes] as float32 [n, width]; indices int64 [n]."""
-    values = fmt.load(stored[outer, inner])
-    assert values.shape[-1] == width
-    return values
+def window_keys(
+    stored: Tensor, outer: Tensor, inner: Tensor, latent: Tensor, fmt: RowFormat
+) -> Tensor:
+    """Rows ``stored[outer, inner]``, then ``latent`` [T, d] as it will be read once stored: [n + T, d]."""
+    return torch.cat((fmt.load(stored[outer, inner]), fmt.rounded(latent)))
 
 
 def scatter_rows(stored: Tensor, outer: Tensor, inner: Tensor, x: Tensor, fmt: RowFormat) -> None:

@@ -15,13 +15,10 @@ from .linear import Linear
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSettings:
-    """What every layer of a network knows. ``deterministic`` keeps BLAS out, whose bits depend on the number of
-    rows.
-    """
+    """What every layer of a network knows."""
 
     config: ModelConfig
     fmt: KvFormat
-    deterministic: bool
 
 
 class Weights:

@@ -158,7 +158,7 @@ def test_a_dead_loop_delivers_its_events_and_then_the_cause_for_ever(
     loops: Callable[[], RankLoop],
 ) -> None:
     class Broken(Recorder):
-        def step(self) -> Sequence[Event]:
+        def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
             if self.num_steps == 1:
                 raise ValueError("no such expert")
             return super().step()
@@ -184,7 +184,7 @@ def test_a_dead_loop_delivers_its_events_and_then_the_cause_for_ever(
 
 def test_a_call_that_waits_when_the_loop_dies_is_told(loops: Callable[[], RankLoop]) -> None:
     class Slow(Recorder):
-        def step(self) -> Sequence[Event]:
+        def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
             time.sleep(0.1)
             raise ValueError("late")
 

@@ -19,6 +19,15 @@ def test_rms_norm(rows: int, width: int, seeded: torch.Generator) -> None:
     torch.testing.assert_close(ours, theirs, rtol=bound, atol=0)
 
 
+def test_rotation_holds_far_away() -> None:
+    positions = torch.tensor([0, 1, 77, 2**20 - 1])
+    frequencies = twin.rope_frequencies(16, 10000.0)
+    ours, theirs = norm.rotation(positions, frequencies), twin.rotation(positions, frequencies)
+    # float64 functions of the same angle, rounded to float32: half a unit apart from 1 at most.
+    assert float((ours - theirs).abs().max()) <= 2.0**-23
+    assert torch.equal(norm.rotation(positions[:0], frequencies), theirs[:0])
+
+
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("shape", [(0, 4, 64), (5, 4, 64), (9, 32)])
 def test_rotate_last(shape: tuple[int, ...], inverse: bool, seeded: torch.Generator) -> None:
