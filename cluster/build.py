@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import cast
 
+from ..decode import sampler
 from ..decode.config import DecodeConfig
-from ..decode.grammar_compiler import GrammarCompiler, Vocabulary
+from ..decode.grammar_compiler import GrammarCompiler
 from ..decode.profiling import measured_cost
 from ..decode.rank import DecodeRank
 from ..model.checkpoint import Checkpoint
@@ -39,13 +40,14 @@ def build_decode_rank(
 ) -> DecodeRank:
     """A decode rank with everything it can have. Every rank of an instance calls this at the same time."""
     tokenizer = network.tokenizer
+    sampler.warm_up()
     return DecodeRank(
         name,
         network,
         backend,
         config,
         pieces=tokenizer.text_bytes,
-        grammars=GrammarCompiler(cast(Vocabulary, tokenizer), limits=config.grammar),
+        grammars=GrammarCompiler(tokenizer, limits=config.grammar),
         cost=measured_cost(network, config, exchange),
         rank=exchange.rank,
     )

@@ -206,6 +206,8 @@ class Dispatcher:
                     logprobs=tuple(logprobs),
                     top_logprobs=tuple(top_logprobs),
                     prompt_logprobs=offered.prompt_logprobs,
+                    num_verified=event.num_verified,
+                    num_accepted=event.num_accepted,
                 )
 
 

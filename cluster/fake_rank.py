@@ -66,6 +66,7 @@ class FakePrefillRank:
 
     def step(self, outlooks: Sequence[Sequence[float]] = ()) -> Sequence[PrefillEvent]:
         """Offer everything that waits."""
+        del outlooks
         requests, self._queue = self._queue, {}
         self._num_offered += len(requests)
         return [self._offer(request) for request in requests.values()]
@@ -132,6 +133,7 @@ class FakeDecodeRank:
 
     def step(self, outlooks: Sequence[Sequence[float]] = ()) -> Sequence[DecodeEvent]:
         """One token for each request, or what its fault says."""
+        del outlooks
         wanted = [
             request_id for request_id in self._running if request_id not in self._faults.silent
         ]

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from ..decode.grammar import GrammarState
 from ..decode.grammar_compiler import GrammarCompiler
 from ..decode.lane import HISTORY_TOKENS
 from ..decode.sampler import SampledRows, logprobs, sample
-from ..decode.stops import StopChecker, ending_ids, visible_text
+from ..decode.stops import StopChecker
 from ..model.batch import Logits, Span
 from ..model.config import load_config
 from ..model.network import Network, NetworkOptions, load_network
@@ -30,6 +29,7 @@ from ..model.tokenizer import Tokenizer
 from ..prefill.logprobs import prompt_logprobs
 from ..transfer.errors import InvalidRequestError, PromptTooLongError, RankError
 from ..transfer.request import Grammar, PromptLogprob, SamplingParams, TopLogprobs
+from .answer_writer import AnswerWriter
 from .sampling_flags import add_sampling_arguments, parse_ids, sampling_params
 
 CHUNK_TOKENS = 512
@@ -206,7 +206,7 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
             after = prompt_ids[len(prompted) + 1 : len(prompted) + 1 + len(logits)]
             prompted.extend(prompt_logprobs(logits[: len(after)], after, num_prompt))
         last = logits[-1:]
-    writer = _Writer(tokenizer, params, sys.stdout if not args.json else None)
+    writer = AnswerWriter(tokenizer, params, sys.stdout if not args.json else None)
     steps: list[Step] = []
     for step in continue_prompt(
         network,
@@ -219,7 +219,7 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
         grammar=grammar,
     ):
         steps.append(step)
-        writer.push(step)
+        writer.push(step.token_id, step.finish_reason)
     if not args.json:
         return None
     document: dict[str, object] = {
@@ -248,34 +248,6 @@ def _begin(grammar: Grammar, tokenizer: Tokenizer) -> GrammarState:
         return GrammarState(compiler.submit(grammar).wait(_COMPILE_S))
     finally:
         compiler.close()
-
-
-class _Writer:
-    """Text of an answer as it comes, without a stop string; ``shown`` is what was written to ``out``, if to any."""
-
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, out: TextIO | None) -> None:
-        self._params = params
-        self._decoder = tokenizer.incremental()
-        self._ending = ending_ids(params, tokenizer.eos_token_id)
-        self._out = out
-        self._text = self.shown = ""
-        self._num_tokens = self._begin = 0
-
-    def push(self, step: Step) -> None:
-        """Take the next token."""
-        finished = step.finish_reason is not None
-        ended = step.finish_reason == "stop" and step.token_id in self._ending
-        self._text += "" if ended else self._decoder.push([step.token_id])
-        self._num_tokens += 1
-        if self._num_tokens <= self._params.min_tokens:
-            self._begin = len(self._text)
-        if finished:
-            self._text += self._decoder.finish()
-        visible = visible_text(self._text, self._params.stop, finished, begin=self._begin)
-        if self._out is not None:
-            self._out.write(visible[len(self.shown) :] + "\n" * finished)
-            self._out.flush()
-        self.shown = visible
 
 
 def _plain(entry: TopLogprobs) -> dict[str, list[float]]:

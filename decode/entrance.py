@@ -1,6 +1,5 @@
 """Requests whose bytes are here: each joins the batch as soon as its grammar, if it has one, is compiled."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..model.config import ModelConfig
@@ -100,13 +99,4 @@ def check_sampling(
         raise InvalidRequestError(
             f"grammar kind = {params.grammar.kind!r} needs a grammar compiler, this rank has none"
         )
-    named: tuple[tuple[str, Sequence[int]], ...] = (
-        ("logit_bias", [token for token, _ in params.logit_bias]),
-        ("stop_token_ids", params.stop_token_ids),
-    )
-    for name, ids in named:
-        wrong = [token for token in ids if token >= config.vocab_size]
-        if wrong:
-            raise InvalidRequestError(
-                f"{name} holds {wrong[0]}, which is not allowed: an id from 0 to {config.vocab_size - 1}"
-            )
+    params.check_vocabulary(config.vocab_size)

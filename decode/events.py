@@ -11,6 +11,8 @@ class Tokens:
     """New tokens of a request; the last event of a request has a ``finish_reason`` (``stop`` or ``length``).
 
     ``logprobs`` and ``top_logprobs`` have an entry for each id if they were asked for, and are empty otherwise.
+    ``num_verified`` drafts were verified for this answer so far and ``num_accepted`` of them accepted. An event
+    without ids says that a request which waits for memory is still here.
     ``admitted``, ``first_token`` and ``last_token`` (this event) are instants of its timeline.
     """
 
@@ -22,6 +24,8 @@ class Tokens:
     admitted: float
     first_token: float
     last_token: float
+    num_verified: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 Masks = npt.NDArray[np.uint32]
 
-#: Processor time that a token may take on average, and what may be spent ahead, as some first masks are slow. Accepting
-#: is held much tighter, because its time is also the memory that the history of an ambiguous grammar fills.
+#: Processor time that a mask may take on average, and what may be spent ahead, as some first masks are slow.
 MASK_S: Final = 0.05
-_ACCEPT_S: Final = 0.0005
-_AHEAD_S: Final = 0.25
+_MASKS_AHEAD_S: Final = 0.25
+#: The same for accepting a token, usually 3 us. It is held much tighter, because its time is also the memory that the
+#: history of an ambiguous grammar fills: some 200 MiB until it fails.
+_ACCEPT_S: Final = 0.0001
+_ACCEPTS_AHEAD_S: Final = 0.1
 
 _ALL: Final = -1
 
@@ -66,8 +68,8 @@ class GrammarState:
         self._matcher = GrammarMatcher(language.compiled)
         self._place = self._committed = _Place(None if language.trigger is None else 0, False, 0)
         self._words = -(-language.vocab_size // 32)
-        self._masking = _Meter("a mask", MASK_S)
-        self._accepting = _Meter("a token", _ACCEPT_S)
+        self._masking = _Meter("a mask", MASK_S, _MASKS_AHEAD_S)
+        self._accepting = _Meter("a token", _ACCEPT_S, _ACCEPTS_AHEAD_S)
 
     @classmethod
     def replay(cls, language: CompiledLanguage, ids: Sequence[int]) -> "GrammarState":
@@ -102,10 +104,7 @@ class GrammarState:
             self._fill(rows, row)
         self.reset()
         self._masking.add(time.thread_time() - began, len(rows))
-        if not rows[0].any():
-            raise GrammarError(
-                "grammar: no token can follow the answer so far, so it can never be complete; give the language an end"
-            )
+        _check_alive(rows[0])
         return rows.view(np.uint32)
 
     def mask(self) -> npt.NDArray[np.uint32]:
@@ -114,6 +113,8 @@ class GrammarState:
         began = time.thread_time()
         self._fill(row, 0)
         self._masking.add(time.thread_time() - began, 1)
+        if self._place == self._committed:
+            _check_alive(row)
         return row.view(np.uint32)[0]
 
     def extend(self, token: int) -> npt.NDArray[np.uint32]:
@@ -183,17 +184,24 @@ class GrammarState:
         return allowed
 
 
-class _Meter:
-    """Average processor time of something, which may not exceed what is allowed by more than `_AHEAD_S` in all."""
+def _check_alive(row: npt.NDArray[np.int32]) -> None:
+    if not row.any():
+        raise GrammarError(
+            "grammar: no token can follow the answer so far, so it can never be complete; give the language an end"
+        )
 
-    def __init__(self, what: str, allowed_s: float) -> None:
-        self._what, self._allowed_s = what, allowed_s
+
+class _Meter:
+    """Average processor time of something, which may not exceed what is allowed by more than `ahead_s` in all."""
+
+    def __init__(self, what: str, allowed_s: float, ahead_s: float) -> None:
+        self._what, self._allowed_s, self._ahead_s = what, allowed_s, ahead_s
         self._debt_s = 0.0
 
     def add(self, seconds: float, count: int) -> None:
         """Raise GrammarError when too much was spent."""
         self._debt_s = max(0.0, self._debt_s + seconds - count * self._allowed_s)
-        if self._debt_s > _AHEAD_S:
+        if self._debt_s > self._ahead_s:
             raise GrammarError(
                 f"grammar: {self._what} takes longer than {1e3 * self._allowed_s:g} ms of processor time on average,"
                 " which holds up other requests; make the grammar less ambiguous"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: What the prompt has already opened when a call is required; the library's format begins with it.
 CALLS_OPENING = "\n\n<｜DSML｜ calls>\n"
 _MODEL = "deepseek_v4_1"
+#: Characters between two signs of JSON: small models fall into endless rows of them.
+_MAX_WHITESPACE = 20
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
 _MAX_REASON_CHARACTERS = 300
@@ -85,7 +87,7 @@ def _schema(compiler: Any, text: str) -> "CompiledGrammar":
             raise ValueError(
                 f"{place}: pattern is too large, or needs a character that JSON escapes; use ranges without {UNSAFE}"
             )
-    return compiler.compile_json_schema(text)
+    return compiler.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
 
 
 def _is_json_pattern(pattern: str) -> bool:
@@ -113,6 +115,7 @@ def _calls(text: str, choice: Literal["auto", "required"]) -> dict[str, Any]:
         tools=tools,
         tool_choice=choice,
         reasoning=False,
+        max_whitespace_cnt=_MAX_WHITESPACE,
         parallel_tool_calls=fields.get("parallel_tool_calls", True),
     )
     plain: dict[str, Any] = tag.model_dump()

@@ -23,7 +23,7 @@ from .arrival import room_of
 from .config import DecodeConfig
 from .counters import Counters, StepRecord
 from .entrance import Entrance, Entrant, check_sampling
-from .events import DecodeEvent, DecodeFailed, Tokens
+from .events import DecodeEvent, DecodeFailed
 from .executor import Executor, Network, Pass, Sampled
 from .grammar_compiler import GrammarCompiler
 from .host_store import HostStore
@@ -39,6 +39,9 @@ from .step_cost import StepCost
 from .stops import StopChecker
 from .stream import InlineStream, Launched, Stream, ThreadStream, launch_window
 from .turns import plan_step, wants_pass
+
+PAUSED_NEWS_S = 5.0
+"""How often a paused request is reported, with no tokens, so that nobody takes it for lost."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,6 +168,7 @@ class DecodeRank:
             self._entrance.arrive(ready)
         for entrant in self._entrance.take():
             self._join(entrant)
+        self._report_paused()
         for failure in (*self._inbox.take_failures(), *self._entrance.take_failures()):
             self._entrance.forget(failure.request_id)
             self._fail(failure.request_id, failure.error)
@@ -231,6 +235,14 @@ class DecodeRank:
             self._network.config.max_position_embeddings,
         )
 
+    def _report_paused(self) -> None:
+        """Whoever waits for tokens of a paused request hears now and then that it is still here."""
+        now = self._timer()
+        for resident in self._residents.paused:
+            if now - resident.last_event >= PAUSED_NEWS_S:
+                resident.last_event = now
+                self._events.append(resident.event(Outcome(lane=resident.lane), 0, None))
+
     def _max_requests(self) -> int:
         running = self._residents.running
         context = sum(resident.num_context for resident in running) // max(1, len(running))
@@ -256,6 +268,7 @@ class DecodeRank:
                 limit=limit,
                 stops=stops,
                 admitted=self._clock(),
+                last_event=self._timer(),
                 room=entrant.room,
             )
         )
@@ -334,21 +347,11 @@ class DecodeRank:
         resident.num_verified += outcome.num_verified
         resident.num_accepted += len(outcome.ids) - 1
         resident.first_token = resident.first_token or now
+        resident.last_token, resident.last_event = now, self._timer()
         if reason is not None:
             self._counters.num_finished += 1
             self._leave(request_id)
-        self._events.append(
-            Tokens(
-                request_id=request_id,
-                ids=outcome.ids[:count],
-                logprobs=outcome.logprobs[:count],
-                top_logprobs=outcome.top_logprobs[:count],
-                finish_reason=reason,
-                admitted=resident.admitted,
-                first_token=resident.first_token,
-                last_token=now,
-            )
-        )
+        self._events.append(resident.event(outcome, count, reason))
         return count
 
     def _observe(self, step: Step, sampled: Sampled, num_tokens: int) -> None:

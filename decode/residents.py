@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..model.cache import Cache
-from ..transfer.errors import IntegrityError
+from ..transfer.errors import CorruptBlockError, IntegrityError
 from .admission import blocks_needed
+from .events import Tokens
 from .host_store import HostStore, Parcel
-from .lane import Lane
+from .lane import Lane, Outcome
 from .pause_meter import PauseMeter
 from .planner import cached_tokens, max_drafts
 from .pressure import Decision, Memory, PausedView, RunningView
@@ -42,6 +43,8 @@ class Resident:
     num_verified: int = 0
     num_accepted: int = 0
     first_token: float = 0.0
+    last_token: float = 0.0
+    last_event: float = 0.0
     ended: bool = False
 
     @property
@@ -58,6 +61,21 @@ class Resident:
     def num_context(self) -> int:
         """Tokens of prompt and answer that are known."""
         return len(self.lane.request.prompt_ids) + self.num_known
+
+    def event(self, outcome: Outcome, count: int, reason: str | None) -> Tokens:
+        """What is reported of the first ``count`` ids of ``outcome``."""
+        return Tokens(
+            request_id=self.request_id,
+            ids=outcome.ids[:count],
+            logprobs=outcome.logprobs[:count],
+            top_logprobs=outcome.top_logprobs[:count],
+            finish_reason=reason,
+            admitted=self.admitted,
+            first_token=self.first_token,
+            last_token=self.last_token,
+            num_verified=self.num_verified,
+            num_accepted=self.num_accepted,
+        )
 
 
 class Residents:
@@ -225,11 +243,14 @@ class Residents:
 
     def _resume(self, resident: Resident, num_blocks: int) -> None:
         room = self._taken(self._rooms.try_take(num_blocks), resident.request_id)
-        if resident.parcel is not None:
-            resident.parcel.load(self._cache, room)
-            resident.parcel = None
-            self._store.drop(resident.request_id)
-        else:
+        parcel, resident.parcel = resident.parcel, None
+        self._store.drop(resident.request_id)
+        if parcel is not None:
+            try:
+                parcel.load(self._cache, room)
+            except CorruptBlockError:  # host memory forgot it: its tokens did not
+                resident.num_replayed = 0
+        if resident.num_replayed is not None:
             self._cache.clear_slot(room.slot)
         resident.room = room
         resident.lane.slot = room.slot

@@ -7,10 +7,9 @@ subnormal code is given a leading one, which is taken off again: no float32 on t
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from ._lanes import LANES, splat
+from ._numba import cgutils, intrinsic, types
 
 _BYTE, _INT, _FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 VALUES = LANES

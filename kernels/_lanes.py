@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+from ._numba import cgutils, intrinsic, types
 
 LANES = 16
 INT, FLOAT = ir.IntType(32), ir.FloatType()

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from .kept import kept_folder
+
+__all__ = ["Scalar", "cgutils", "compiled", "contiguous", "inner", "intrinsic", "types"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

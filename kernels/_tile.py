@@ -10,10 +10,9 @@ Weights are float32, or bfloat16 as int16: the upper halves of float32 values.
 from typing import Any
 
 from llvmlite import binding, ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from ._lanes import call, splat
+from ._numba import cgutils, intrinsic, types
 
 _HAS_512 = bool(binding.get_host_cpu_features().get("avx512f"))
 LANES = 16 if _HAS_512 else 8
@@ -132,6 +131,9 @@ def _make(rows: int, vectors: int, masked: bool) -> Any:
         signature = types.void(x, index, index, w, index, y, index, index)
 
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            builder.function.attributes.add(
+                "noinline"
+            )  # one copy in a kernel that multiplies often
             kinds = sig.args
             xs, ws, ys = (
                 context.make_array(kinds[i])(context, builder, args[i]) for i in (0, 3, 5)

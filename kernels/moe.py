@@ -3,7 +3,6 @@
 Shapes: T rows, E experts, k choices a row, H hidden, I expert width.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,55 +11,13 @@ from torch import Tensor
 
 from . import _steps
 from ._formats import round_row
-from ._gemm import multiply
 from ._lanes import swiglu_16
 from ._numba import Scalar, compiled, inner
+from ._route import choose
 from .reference.storage import FLOAT32
 
 _TILE = 64
 """Rows of one expert that are computed together, so that their intermediate values stay in cache."""
-_SOFTPLUS_LINEAR = np.float32(20)
-
-
-@inner()
-def _score(logit: Scalar) -> Scalar:
-    if logit > _SOFTPLUS_LINEAR:
-        return np.float32(math.sqrt(logit))
-    return np.float32(math.sqrt(np.float32(math.log1p(np.float32(math.exp(logit))))))
-
-
-@inner()
-def _choose(
-    logits: np.ndarray,
-    bias: np.ndarray,
-    bias_image: np.ndarray,
-    image: np.ndarray,
-    scaling: Scalar,
-    ids: np.ndarray,
-    weights: np.ndarray,
-) -> None:
-    rows, experts = logits.shape
-    chosen = ids.shape[1]
-    scores = np.empty(experts, np.float32)
-    biased = np.empty(experts, np.float32)
-    for t in range(rows):
-        for e in range(experts):
-            scores[e] = _score(logits[t, e])
-            biased[e] = scores[e] + (bias_image[e] if image[t] else bias[e])
-        total = np.float32(0)
-        for slot in range(chosen):
-            best = 0
-            for e in range(1, experts):
-                if biased[e] > biased[best]:
-                    best = e
-            ids[t, slot] = best
-            weights[t, slot] = scores[best]
-            total += scores[best]
-            biased[best] = -np.inf
-        for slot in range(chosen):
-            if chosen > 1:
-                weights[t, slot] /= total + np.float32(1e-20)
-            weights[t, slot] *= scaling
 
 
 @inner("void(float32[:,::1], int64, float32, float32, float32[:,::1])")
@@ -80,14 +37,7 @@ def _route(
     ids: np.ndarray,
     weights: np.ndarray,
 ) -> None:
-    _choose(logits, bias, bias_image, image, scaling, ids, weights)
-
-
-@inner()
-def _panels(x: np.ndarray, panels: np.ndarray, y: np.ndarray, outer: int) -> None:
-    width = panels.shape[2]
-    for p in range(panels.shape[0]):
-        multiply(x, 0, panels[p], y, p * width, min(width, outer - p * width))
+    choose(logits, bias, bias_image, image, scaling, ids, weights)
 
 
 @inner()
@@ -128,13 +78,13 @@ def _compute(
                 source = x[order[begin + i] // choices]
                 for c in range(hidden):
                     grouped[i, c] = source[c]
-            _panels(grouped[:count], gate_up[e], pairs, double)
+            _steps.product(grouped[:count], gate_up[e : e + 1], double, FLOAT32, pairs)
             for i in range(count):
                 choice = order[begin + i]
                 weight = scale[choice // choices, choice % choices]
                 _swiglu(pairs, i, limit, weight, inner)
                 round_row(inner, i, inner, kind)
-            _panels(inner[:count], down[e], result, hidden)
+            _steps.product(inner[:count], down[e : e + 1], hidden, FLOAT32, result)
             for i in range(count):
                 choice = order[begin + i]
                 target = out[choice // choices, choice % choices]
@@ -208,7 +158,7 @@ def _mixture(
         for t in range(rows):
             for e in range(bias.shape[0]):
                 logits[t, e] /= temperature
-    _choose(logits, bias, bias_image, image, scaling, ids, weights)
+    choose(logits, bias, bias_image, image, scaling, ids, weights)
     rounded = np.empty(x.shape, np.float32)
     _steps.round_all(x, kind, rounded)
     outputs = np.empty((rows, ids.shape[1], hidden), np.float32)

@@ -39,8 +39,8 @@ class Grammar:
 
     ``kind`` is one of GRAMMAR_KINDS; ``text`` is the JSON schema, the regular expression, the EBNF grammar, or for tool
     calls JSON with ``tools`` and ``parallel_tool_calls`` as in Chat Completions (empty for ``json_object``). With a
-    required tool call the prompt has opened it. With a ``trigger`` the answer is free until that text has appeared in it; what follows must
-    belong to the language. Raises InvalidRequestError for a value outside its range.
+    required tool call the prompt has opened it. With a ``trigger`` the answer is free until that text has appeared in
+    it; what follows must belong to the language. Raises InvalidRequestError for a value outside its range.
     """
 
     kind: str
@@ -132,6 +132,12 @@ class SamplingParams:
             len(self.logit_bias),
             f"at most {MAX_LOGIT_BIAS}",
         )
+        _require(
+            self.grammar is None or self.min_tokens == 0,
+            "min_tokens",
+            self.min_tokens,
+            "0 beside a grammar, which says itself where an answer may end",
+        )
         for token, bias in self.logit_bias:
             _require(token >= 0, "logit_bias id", token, "a token id")
             _in_range(f"logit_bias of {token}", bias, -100.0, 100.0)
@@ -163,7 +169,9 @@ class SamplingParams:
         biased = [token for token, _ in self.logit_bias]
         for name, ids in (("logit_bias", biased), ("stop_token_ids", self.stop_token_ids)):
             for token in ids:
-                _require(token < vocab_size, f"{name} id", token, f"an id from 0 to {vocab_size - 1}")
+                _require(
+                    token < vocab_size, f"{name} id", token, f"an id from 0 to {vocab_size - 1}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +222,7 @@ class Completion:
     ``finish_reason`` is ``stop`` (the last id is EOS, a stop id or completes a stop string) or ``length``. A request
     that failed has no Completion; it raises instead. ``logprobs`` and ``top_logprobs`` have an entry for each id if
     they were asked for, ``prompt_logprobs`` one for each prompt id but the first, which nothing precedes.
+    ``num_verified`` drafts were verified on the way and ``num_accepted`` of them accepted.
     """
 
     request_id: str
@@ -223,3 +232,5 @@ class Completion:
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[TopLogprobs, ...] = ()
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    num_verified: int = 0
+    num_accepted: int = 0

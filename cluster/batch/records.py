@@ -13,18 +13,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...transfer.timeline import Timeline
+from ...transfer.request import Completion
 from .lines import BadLine
 
 DUPLICATE = "duplicate_custom_id"
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Latencies of one answer in seconds; ``tpot_s`` is missing for an answer of one token."""
+    """Latencies of one answer in seconds, and its drafts; ``tpot_s`` is missing for an answer of one token."""
 
     ttft_s: float
     total_s: float
     tpot_s: float | None = None
+    drafts_verified: int = 0
+    drafts_accepted: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -86,17 +88,19 @@ def read_outcome(data: bytes) -> Outcome | None:
     )
 
 
-def timing_of(choices: Sequence[tuple[Timeline, int]]) -> Timing:
-    """The latencies of one answer, whose choices have a timeline and a number of tokens each.
+def timing_of(choices: Sequence[Completion]) -> Timing:
+    """The latencies of one answer, which may have several choices.
 
     The first token of any choice counts, and the last one; TPOT is that of the slowest choice.
     """
-    arrived = min(timeline.arrived for timeline, _ in choices)
-    tpots = [timeline.tpot_s(number) for timeline, number in choices if number > 1]
+    arrived = min(choice.timeline.arrived for choice in choices)
+    tpots = [c.timeline.tpot_s(len(c.ids)) for c in choices if len(c.ids) > 1]
     return Timing(
-        ttft_s=min(timeline.first_token for timeline, _ in choices) - arrived,
-        total_s=max(timeline.last_token for timeline, _ in choices) - arrived,
+        ttft_s=min(choice.timeline.first_token for choice in choices) - arrived,
+        total_s=max(choice.timeline.last_token for choice in choices) - arrived,
         tpot_s=max(tpots, default=None),
+        drafts_verified=sum(choice.num_verified for choice in choices),
+        drafts_accepted=sum(choice.num_accepted for choice in choices),
     )
 
 

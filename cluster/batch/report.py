@@ -41,6 +41,8 @@ class Totals:
         self.failures = Counter[str]()
         self.prompt_tokens = 0
         self.output_tokens = 0
+        self.drafts_verified = 0
+        self.drafts_accepted = 0
         self.ttft = Latencies()
         self.tpot = Latencies()
 
@@ -64,6 +66,8 @@ class Totals:
             self.prompt_tokens += outcome.usage.prompt_tokens
             self.output_tokens += outcome.usage.completion_tokens
         if outcome.timing is not None:
+            self.drafts_verified += outcome.timing.drafts_verified
+            self.drafts_accepted += outcome.timing.drafts_accepted
             self.ttft.add(outcome.timing.ttft_s)
             if outcome.timing.tpot_s is not None:
                 self.tpot.add(outcome.timing.tpot_s)
@@ -85,6 +89,8 @@ def summarize(whole: Totals, run: Totals, total_s: float, run_s: float) -> dict[
         "requests_of_earlier_runs": whole.lines - run.lines,
         "prompt_tokens": whole.prompt_tokens,
         "output_tokens": whole.output_tokens,
+        "drafts_verified": whole.drafts_verified,
+        "drafts_accepted": whole.drafts_accepted,
         "total_s": round(total_s, 3),
         "run_s": round(run_s, 3),
         "run_requests_per_s": _rate(run.lines, run_s),
@@ -120,6 +126,10 @@ def render(document: dict[str, Value], output: str) -> Table:
     table.add_row("failures", f"{document['failed']}" + (f" ({reasons})" if reasons else ""))
     table.add_row("prompt tokens", f"{document['prompt_tokens']}")
     table.add_row("output tokens", f"{document['output_tokens']}")
+    if document["drafts_verified"]:
+        table.add_row(
+            "drafts accepted", f"{document['drafts_accepted']} of {document['drafts_verified']}"
+        )
     table.add_row(
         "time of this run", f"{document['run_s']} s, with start and end {document['total_s']} s"
     )

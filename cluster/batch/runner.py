@@ -187,7 +187,7 @@ class Runner:
                 model=self._config.model,
             ),
             usage=Usage(num_prompt, num_output, num_prompt + num_output),
-            timing=timing_of([(c.timeline, len(c.ids)) for c in completions]),
+            timing=timing_of(completions),
         )
 
     def _write(self, outcome: Outcome, data: bytes) -> None:

@@ -161,7 +161,7 @@ def test_a_dead_loop_delivers_its_events_and_then_the_cause_for_ever(
         def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
             if self.num_steps == 1:
                 raise ValueError("no such expert")
-            return super().step()
+            return super().step(outlooks)
 
     loop = loops()
     closed: list[str] = []

@@ -94,6 +94,8 @@ def test_a_dead_end_is_an_error_not_a_row_of_nothing() -> None:
     dead.advance(encode("a"))
     with pytest.raises(GrammarError, match="no token can follow"):
         dead.masks()
+    with pytest.raises(GrammarError, match="no token can follow"):
+        dead.mask()
 
 
 def test_replay_stands_where_the_original_does() -> None:
@@ -205,6 +207,12 @@ def test_tool_calls_in_the_format_of_the_model() -> None:
     ):
         assert not accepts(required, wrong)
         assert not accepts(free, f"I will ask.\n\n<｜DSML｜ calls>\n{wrong}")
+
+
+def test_white_space_between_the_signs_of_json_is_bounded() -> None:
+    of = language("json_schema", POINT)
+    for count, is_fine in ((20, True), (21, False)):
+        assert accepts(of, f'{{{" " * count}"x":1,"name":"{" " * 30}"}}') == is_fine
 
 
 def test_json_object_is_an_object() -> None:

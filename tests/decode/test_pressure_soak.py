@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.decode.config import DecodeConfig
-from headrace.decode.rank import Network as NetworkLike
+from headrace.decode.executor import Network as NetworkLike
 from headrace.decode.speculation_config import SpeculationConfig
 from headrace.model.network import NetworkOptions, load_network
 from headrace.prefill.config import PrefillConfig
@@ -43,16 +43,15 @@ def soak(pair: Pair, requests: list[Request], expected: dict[str, tuple[int, ...
         pair.start(request)
     cancelled = {request.request_id for request in requests[3::7]}
     pending = sorted(cancelled)
-    most_paused = 0
     while pending:
         for _ in range(rng.randint(1, 8)):
             pair.turn()
-            most_paused = max(most_paused, int(pair.decode.stats()["paused"]))
         pair.decode.cancel(pending.pop(rng.randrange(len(pending))))
     pair.run(5000)
     pair.assert_decode_empty()
     assert pair.failures == {}
-    assert most_paused >= 3
+    assert pair.decode.stats()["pauses"] >= 5
+    pair.decode.close()
     for request in requests:
         name = request.request_id
         tokens = pair.tokens.get(name, ())
@@ -87,7 +86,7 @@ def test_ten_times_the_memory(host_cache_mib: int, overlap: bool) -> None:
     soak(pair, requests, expected)
     stats = pair.decode.stats()
     assert stats["mean_accepted"] > 1.5
-    assert (stats["recomputed_rows"] > 0) == (host_cache_mib == 0)
+    assert host_cache_mib > 0 or stats["recomputed_rows"] > 0
 
 
 @pytest.mark.parametrize("host_cache_mib", [0, 64])

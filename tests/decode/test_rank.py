@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.decode.config import DecodeConfig
-from headrace.decode.rank import DecodeFailed, Tokens
+from headrace.decode.events import DecodeFailed, Tokens
 from headrace.prefill.config import PrefillConfig
 from headrace.tests.fake_network import FakeNetwork
 from headrace.transfer.errors import (
