@@ -54,8 +54,8 @@ class Distillation:
     """Frozen backbone, drafter weights and their optimiser."""
 
     def __init__(self, arguments: argparse.Namespace):
-        config = json.loads((CHECKPOINT / "config.json").read_text())
-        weights = stacked_weights(CHECKPOINT)
+        config = json.loads((arguments.checkpoint / "config.json").read_text())
+        weights = stacked_weights(arguments.checkpoint)
         backbone = {name: w for name, w in weights.items() if not name.startswith("mtp.")}
         self.masters = (
             drafter.initial_weights(config, backbone, arguments.seed)
@@ -66,11 +66,13 @@ class Distillation:
             name: weight.clone().requires_grad_(not name.endswith("gate.bias"))
             for name, weight in self.masters.items()
         }
-        self.data = own_output.load(arguments.state / "own_output.npz", arguments.rows)
+        self.data = own_output.load(
+            arguments.state / "own_output.npz", slice(*(arguments.rows or [None]))
+        )
         self.network = Network(config, backbone | self.weights, own_output.LENGTH)
         self.drafter = drafter.Drafter(self.network)
         self.optimiser = Optimiser(self.masters)
-        tokenizer = load_tokenizer(CHECKPOINT)
+        tokenizer = load_tokenizer(arguments.checkpoint)
         self.teacher = Teacher(
             self.network,
             EngramHash(config["text_config"], compressed_map(tokenizer)),
@@ -129,7 +131,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=16, help="of processor time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=1.0, help="factor on all learning rates")
-    parser.add_argument("--rows", type=int, help="of own output to learn from; default all")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    parser.add_argument(
+        "--rows", type=int, nargs=2, help="first and end of own output to learn from; default all"
+    )
     parser.add_argument("--new", action="store_true", help="start from random weights")
     parser.add_argument("--state", type=Path, default=Path("build/tiny-train"))
     arguments = parser.parse_args()

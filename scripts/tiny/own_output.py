@@ -41,13 +41,13 @@ class OwnOutput:
         )
 
 
-def load(path: Path, rows: int | None = None) -> OwnOutput:
-    """The first `rows` (None: all) of what `OwnOutput.save` wrote."""
+def load(path: Path, rows: slice) -> OwnOutput:
+    """Those `rows` of what `OwnOutput.save` wrote."""
     stored = np.load(path)
     return OwnOutput(
-        ids=torch.from_numpy(stored["ids"].astype(np.int64))[:rows],
-        prompt_tokens=torch.from_numpy(stored["prompt_tokens"])[:rows],
-        temperatures=torch.from_numpy(stored["temperatures"])[:rows],
+        ids=torch.from_numpy(stored["ids"].astype(np.int64))[rows],
+        prompt_tokens=torch.from_numpy(stored["prompt_tokens"])[rows],
+        temperatures=torch.from_numpy(stored["temperatures"])[rows],
     )
 
 

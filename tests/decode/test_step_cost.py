@@ -88,10 +88,9 @@ def step_cost() -> StepCost:
     )
 
 
-def test_a_step_is_its_forward_pass_and_the_sampling_of_some_rows() -> None:
+def test_a_step_is_its_forward_pass_and_its_sampling() -> None:
     cost = step_cost()
     assert cost.step_seconds([1, 8], 0).tolist() == pytest.approx([1.1, 3.8])
-    assert cost.step_seconds([1], 0, extra_rows=7).tolist() == pytest.approx([3.1])
     assert cost.step_seconds([0], 0).tolist() == [0.0]
     assert cost.draft_seconds(8) == pytest.approx(0.3)
     assert cost.draft_seconds(0) == 0.0

@@ -143,16 +143,6 @@ def test_the_floor_protects_the_rank_that_gains_least() -> None:
     assert choose([many, few], 50.0) == kept
 
 
-def test_replayed_rows_make_a_step_slower() -> None:
-    costs = cost(1.0, 0.1)
-    made = pool(0.9)
-    plain, busy = (
-        RankLoad.of(made, costs, num_requests=4, context_tokens=40, extra_rows=n) for n in (0, 50)
-    )
-    assert busy.seconds[0] == pytest.approx(plain.seconds[0] + 5.0)
-    assert busy.tokens == plain.tokens
-
-
 def test_drafting_stops_where_it_does_not_pay_and_looks_again_ever_more_seldom() -> None:
     state = Drafting()
     made: list[bool] = []
