@@ -66,7 +66,7 @@ def _measure(
         return max(answer[0] for answer in exchange.gather([time.perf_counter() - began]))
 
     def forward(num_rows: int, length: int) -> float:
-        spans = [_row(network, length) for _ in range(num_rows)]
+        spans = [_row(network, length, row) for row in range(num_rows)]
         return slowest(lambda: network.forward(spans))
 
     vocabulary = network.config.vocab_size
@@ -84,7 +84,10 @@ def _measure(
         if network.drafter is None:
             return 1e-6
         drafter = network.drafter
-        anchors = [DraftSpan(token_id=0, position=64, slot=0) for _ in range(num_requests)]
+        anchors = [
+            DraftSpan(token_id=_token(network, row), position=64, slot=0)
+            for row in range(num_requests)
+        ]
 
         def choose(_: int, chosen: torch.Tensor) -> list[int]:
             return sample(chosen, [wanted] * num_requests, network.config.eos_token_id).tolist()
@@ -108,11 +111,16 @@ def _measure(
     return cost
 
 
-def _row(network: Network, position: int) -> Span:
-    """One row far into a text of which every block is the reserved one."""
+def _token(network: Network, row: int) -> int:
+    """Rows of different ids, so that they go to different experts, as those of real requests do."""
+    return (1 + 37 * row) % network.config.vocab_size
+
+
+def _row(network: Network, position: int, row: int) -> Span:
+    """A row far into a text of which every block is the reserved one."""
     block_tokens = network.cache.layout.block_tokens
     return Span(
-        token_ids=(0,),
+        token_ids=(_token(network, row),),
         start=position,
         history=(0, 0, 0)[:position],
         slot=0,

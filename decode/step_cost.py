@@ -24,7 +24,7 @@ from ..kernels.kept import kept_folder
 from .cost_table import CostTable, Floats
 
 LIFETIME_S = 3600.0
-_FORMAT = 1
+_FORMAT = 2
 
 Run = Callable[[int, int], float]
 """(rows, context of each) -> seconds of one pass."""
