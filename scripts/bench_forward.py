@@ -2,6 +2,7 @@
 
 `OMP_NUM_THREADS=1 python -m headrace.scripts.bench_forward configs/checkpoints/tiny-v41`. The best of `--repeats`, as
 process time, or as wall time with several `--threads`: on a busy machine neighbours cost cache, so compare in turns.
+Every request has random ids of its own, so that rows go to different experts.
 """
 
 import argparse
@@ -76,7 +77,8 @@ def main() -> None:
     )
     network = load_network(arguments.checkpoint, options=options)
     generator = torch.Generator().manual_seed(1)
-    ids = tuple(torch.randint(5, 500, (tokens,), generator=generator).tolist())
+    ids = torch.randint(5, network.config.vocab_size // 2, (requests, tokens), generator=generator)
+    texts = [tuple(row) for row in ids.tolist()]
     network.warm_up()
     each = 1 + arguments.drafts
     for context in arguments.contexts:
@@ -85,7 +87,7 @@ def main() -> None:
 
             def step(repeat: int, at: int = context, count: int = rows, tail: int = tail) -> None:
                 network.forward(
-                    [span(network, ids, at + repeat, each, r, tail) for r in range(count)]
+                    [span(network, texts[r], at + repeat, each, r, tail) for r in range(count)]
                 )
 
             taken = best_s(step, arguments.repeats) * 1e3
@@ -96,7 +98,7 @@ def main() -> None:
 
             def prefill(_: int, rows: int = chunk, end: int = whole, tail: int = tail) -> None:
                 for start in range(0, end, rows):
-                    network.forward([span(network, ids, start, rows, 0, tail, Logits.NONE)])
+                    network.forward([span(network, texts[0], start, rows, 0, tail, Logits.NONE)])
 
             print(f"prefill chunk {chunk} {name}: {whole / best_s(prefill, 2):.0f} tokens/s")
 
