@@ -8,6 +8,7 @@ the *ratio* of two sizes stays. The corrected table is forced monotone in both d
 """
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -43,6 +44,12 @@ class CostTable:
         self._table = self._base
         self._ratios: list[deque[float]] = [deque(maxlen=MAX_SAMPLES) for _ in range(table.size)]
         self._distances = _distances(self._rows, self._contexts)
+        # plain numbers: for one value numpy is ten times as slow
+        self._log_rows: list[float] = np.log1p(self._rows).tolist()
+        self._log_contexts: list[float] = np.log1p(self._contexts).tolist()
+        self._row_points: list[float] = self._rows.tolist()
+        self._context_points: list[float] = self._contexts.tolist()
+        self._base_numbers: list[list[float]] = self._base.tolist()
         self._since_refresh = 0
 
     @property
@@ -68,14 +75,24 @@ class CostTable:
         """Learn from one measurement. One without rows or without time teaches nothing."""
         if rows <= 0 or not (math.isfinite(seconds) and seconds > 0.0):
             return
-        predicted = float(self._interpolate(self._base, np.float64(rows), context))
-        row = int(np.abs(_log(self._rows) - math.log1p(rows)).argmin())
-        column = int(np.abs(_log(self._contexts) - math.log1p(max(context, 0.0))).argmin())
+        predicted = self._predicted(rows, context)
+        row = _nearest(self._log_rows, math.log1p(rows))
+        column = _nearest(self._log_contexts, math.log1p(max(context, 0.0)))
         self._ratios[row * len(self._contexts) + column].append(seconds / predicted)
         self._since_refresh += 1
         if self._since_refresh >= _REFRESH_EVERY:
             self._since_refresh = 0
             self._table = self._corrected()
+
+    def _predicted(self, rows: float, context: float) -> float:
+        """Profiled seconds of one size; what ``_interpolate`` gives for many."""
+        low, share = _place(self._row_points, rows)
+        column, weight = _place(self._context_points, context)
+        ends = [
+            line[column] + (weight * (line[column + 1] - line[column]) if weight else 0.0)
+            for line in self._base_numbers[low : low + 2]
+        ]
+        return ends[0] + (share * (ends[1] - ends[0]) if share else 0.0)
 
     def _corrected(self) -> Floats:
         known = [i for i, ratios in enumerate(self._ratios) if len(ratios) >= MIN_SAMPLES]
@@ -107,15 +124,31 @@ def _between(table: Floats, axis: Floats, places: Floats | np.float64) -> Floats
     return table[low] + share * (table[low + 1] - table[low])
 
 
+def _place(axis: Sequence[float], at: float) -> tuple[int, float]:
+    """(index of the point below, share of the way to the next one): as ``_between`` finds it."""
+    if len(axis) == 1 or at <= axis[0]:
+        return 0, 0.0
+    low = min(bisect_left(axis, at) - 1, len(axis) - 2)
+    return low, (at - axis[low]) / (axis[low + 1] - axis[low])
+
+
+def _nearest(axis: Sequence[float], at: float) -> int:
+    """Index of the nearest point of ``axis``, the lower one of two."""
+    above = bisect_left(axis, at)
+    if above == 0:
+        return 0
+    if above == len(axis):
+        return above - 1
+    return above - 1 if at - axis[above - 1] <= axis[above] - at else above
+
+
 def _monotone(table: Floats) -> Floats:
     return np.maximum.accumulate(np.maximum.accumulate(table, axis=0), axis=1)
 
 
-def _log(axis: Floats) -> Floats:
-    return np.log1p(axis)
-
-
 def _distances(rows: Floats, contexts: Floats) -> Floats:
     """[points, points]: how far apart two grid points are, in factors."""
-    row, context = (axis.ravel() for axis in np.meshgrid(_log(rows), _log(contexts), indexing="ij"))
+    row, context = (
+        axis.ravel() for axis in np.meshgrid(np.log1p(rows), np.log1p(contexts), indexing="ij")
+    )
     return np.hypot(row[:, None] - row, context[:, None] - context)

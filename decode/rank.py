@@ -152,7 +152,7 @@ class DecodeRank:
         )
         wants = wants_pass(running) or len(running) < len(self._residents)
         has_work = bool(self._events or self._current or wants)
-        told = [float(has_work), float(wants), *load.to_vector()]
+        told = [float(has_work), float(wants), *load]
         self._outlook_s = time.perf_counter() - began
         return told
 

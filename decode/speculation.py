@@ -11,7 +11,7 @@ from .lane import Outcome
 from .speculation_config import SpeculationConfig
 from .step_cost import StepCost, unmeasured
 from .survival import SurvivalPool
-from .verify_budget import Drafting, RankLoad, affordable_requests, choose
+from .verify_budget import Budget, Drafting, RankLoad, affordable_requests, choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,10 @@ class StepBudget:
     max_drafts: int
     min_survival: float
     draft: bool
+
+
+_REFRESH_STEPS = 4
+"""A rank's load is worked out anew after so many steps, or when its number of requests changed."""
 
 
 class Speculation:
@@ -42,12 +46,19 @@ class Speculation:
         self._rank = rank
         self._pool = SurvivalPool(num_drafts)
         self._drafting = Drafting()
+        self._load: tuple[int, list[float]] = (-1, [])
+        self._load_age = 0
+        self._chosen: tuple[Sequence[Sequence[float]], Budget, int] | None = None
 
-    def load(self, num_requests: int, context_tokens: int) -> RankLoad:
-        """What the other ranks need to know of us."""
-        return RankLoad.of(
-            self._pool, self._cost, num_requests=num_requests, context_tokens=context_tokens
-        )
+    def load(self, num_requests: int, context_tokens: int) -> list[float]:
+        """What the other ranks need to know of us: RankLoad.to_vector, some steps old at most."""
+        self._load_age += 1
+        if self._load[0] != num_requests or self._load_age >= _REFRESH_STEPS:
+            found = RankLoad.of(
+                self._pool, self._cost, num_requests=num_requests, context_tokens=context_tokens
+            )
+            self._load, self._load_age = (num_requests, found.to_vector()), 0
+        return self._load[1]
 
     def budget(self, loads: Sequence[Sequence[float]]) -> StepBudget:
         """Of the next step of an instance whose ranks have ``loads``."""
@@ -55,10 +66,12 @@ class Speculation:
             return StepBudget(0, 0.0, draft=False)
         if self._config.schedule == "fixed":
             return StepBudget(self._num_drafts, 0.0, draft=True)
-        chosen = choose(
-            [RankLoad.from_vector(load) for load in loads], self._config.min_tokens_per_s
-        )
-        self._drafting = self._drafting.next(chosen.gain)
+        if self._chosen is None or self._chosen[0] != loads:
+            told = [RankLoad.from_vector(load) for load in loads]
+            best = choose(told, self._config.min_tokens_per_s)
+            self._chosen = (loads, best, sum(load.num_requests for load in told))
+        _, chosen, num_requests = self._chosen
+        self._drafting = self._drafting.next(chosen.gain, num_requests)
         return StepBudget(
             self._num_drafts,
             chosen.min_survivals[self._rank],

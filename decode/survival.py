@@ -49,7 +49,7 @@ class SurvivalPool:
     Without any yet, every draft counts as sure: the first ones are verified and tell.
     """
 
-    MIN_ROWS = 64
+    MIN_ROWS = 16
     MAX_ROWS = 256
     _DECAY = 0.98
     _DOUBT = 4.0
@@ -58,8 +58,8 @@ class SurvivalPool:
         self._num_drafts = num_drafts
         self._rows = np.zeros((0, num_drafts))
         self._predicted = self._accepted = 0.0
-        self._counts = np.where(THRESHOLDS <= 1.0, float(num_drafts), 0.0)
-        self._tokens = self._counts
+        sure = np.where(THRESHOLDS <= 1.0, float(num_drafts), 0.0)
+        self._sums: tuple[Floats, Floats] | None = (sure, sure)
 
     def observe(self, confidences: Sequence[Sequence[float]]) -> None:
         """The drafts of one step: a row each for every request drafted for, empty where no draft was found."""
@@ -72,11 +72,7 @@ class SurvivalPool:
             self._rows = rows[:: -(-len(rows) // self.MAX_ROWS)]
         else:
             self._rows = np.concatenate((self._rows, rows))[-self.MIN_ROWS :]
-        ordered = np.sort(self._rows, axis=None)
-        places = np.searchsorted(ordered, THRESHOLDS)
-        sums = np.concatenate((ordered[::-1].cumsum()[::-1], [0.0]))
-        self._counts = (ordered.size - places) / len(self._rows)
-        self._tokens = sums[places] / len(self._rows)
+        self._sums = None
 
     def learn(self, predicted: float, accepted: int) -> None:
         """What a step's judged drafts promised (the sum of their survivals) and how many of them were right."""
@@ -93,9 +89,20 @@ class SurvivalPool:
     @property
     def drafts_per_request(self) -> Floats:
         """[thresholds]: how many drafts of a request reach each of THRESHOLDS."""
-        return self._counts
+        return self._sums_of_rows()[0]
 
     @property
     def tokens_per_request(self) -> Floats:
         """[thresholds]: tokens that a request gains in a step which verifies those drafts, its first included."""
-        return 1.0 + np.minimum(self._tokens * self.honesty, self._counts)
+        counts, tokens = self._sums_of_rows()
+        return 1.0 + np.minimum(tokens * self.honesty, counts)
+
+    def _sums_of_rows(self) -> tuple[Floats, Floats]:
+        """[thresholds] each: drafts of a request that reach a threshold, and the sum of their survivals."""
+        if self._sums is None:
+            ordered = np.sort(self._rows, axis=None)
+            places = np.searchsorted(ordered, THRESHOLDS)
+            sums = np.concatenate((ordered[::-1].cumsum()[::-1], [0.0]))
+            num_rows = len(self._rows)
+            self._sums = (ordered.size - places) / num_rows, sums[places] / num_rows
+        return self._sums

@@ -10,7 +10,7 @@ worth 1 to 5% of the throughput.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -147,27 +147,40 @@ def _slowest_users(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """Whether a step makes drafts. While they do not pay, one step in ``wait`` makes some, to see whether they would.
+    """Whether a step makes drafts. While they do not pay, probes ``wait`` steps apart see whether they would.
 
-    All ranks of an instance hold the same value, for drafting may need all of them.
+    A probe drafts for PROBE_REQUESTS or more: one step of a large batch, some of a small one, where the drafts of a
+    single step would say nothing. Only a gain that lasts makes the wait short again. All ranks of an instance hold the
+    same value, for drafting may need all of them.
     """
 
     draft: bool = True
     pays: bool = True
     skipped: int = 0
+    probed: int = 0
+    paid: int = 0
     wait: int = 16
 
     MAX_WAIT = 256
-    HYSTERESIS = 1.03
+    PROBE_REQUESTS = 4
+    HYSTERESIS = 1.05
 
-    def next(self, gain: float) -> "Drafting":
-        """After a step for which ``choose`` expected ``gain``. To begin again, the gain has to exceed HYSTERESIS."""
+    def next(self, gain: float, num_requests: int) -> "Drafting":
+        """After a step of ``num_requests`` for which ``choose`` expected ``gain``.
+
+        To begin again, the gain has to exceed HYSTERESIS.
+        """
         if gain > (1.0 if self.pays else self.HYSTERESIS):
-            return Drafting()
+            paid = self.paid + 1
+            return Drafting() if paid >= self.wait else Drafting(paid=paid, wait=self.wait)
+        probed = self.probed + num_requests
+        if self.draft and not self.pays and probed < self.PROBE_REQUESTS:
+            return replace(self, probed=probed)
         if self.skipped + 1 >= self.wait:
-            wait = min(2 * self.wait, self.MAX_WAIT)
-            return Drafting(draft=True, pays=False, skipped=0, wait=wait)
-        return Drafting(draft=False, pays=False, skipped=self.skipped + 1, wait=self.wait)
+            return Drafting(pays=False, wait=min(2 * self.wait, self.MAX_WAIT))
+        return Drafting(
+            draft=False, pays=False, skipped=0 if self.draft else self.skipped + 1, wait=self.wait
+        )
 
 
 def affordable_requests(

@@ -1,13 +1,15 @@
 """Compares numbers of verified drafts: `python -m headrace.scripts.bench_speculation local --batches 1 8 32 128`.
 
 Every round answers the same prompts with no drafts, with 1, 3 and 5 always verified, and with as many as the schedule
-chooses, one after the other on the same networks; tokens/s are medians over rounds. Answers must be equal, or it fails.
+chooses, one after the other on the same networks; a first round warms every arm's rank up. Tokens/s are medians over
+rounds. Answers must be equal, or it fails.
 """
 
 import argparse
 import json
 import statistics
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -33,13 +35,19 @@ def compare(config: ClusterConfig, args: argparse.Namespace, batch: int) -> dict
     engine = Engine(config, batch, args.prompt_tokens + output)
     prompts = code_prompts(config, batch, args.prompt_tokens)
     requests = make_requests(prompts, output, args.temperature)
-    arms = {name: settings(config.decode, arm) for name, arm in ARMS.items()}
     rounds: dict[str, list[Round]] = {name: [] for name in ARMS}
-    for number in range(args.repeats):
-        # every second round in the other direction, so that a drift of the machine favours nobody
-        names = list(ARMS) if number % 2 == 0 else list(reversed(ARMS))
-        for name in names:
-            rounds[name].append(engine.run(requests, arms[name]))
+    with ExitStack() as stack:
+        sessions = {
+            name: stack.enter_context(engine.session(settings(config.decode, arm)))
+            for name, arm in ARMS.items()
+        }
+        for session in sessions.values():
+            session.run(requests)
+        for number in range(args.repeats):
+            # every second round in the other direction, so that a drift of the machine favours nobody
+            names = list(ARMS) if number % 2 == 0 else list(reversed(ARMS))
+            for name in names:
+                rounds[name].append(sessions[name].run(requests))
     answers = {found.ids for arm in rounds.values() for found in arm}
     if len(answers) != 1:
         raise IntegrityError(

@@ -41,7 +41,7 @@ _LEASE_S = 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One run of a batch. ``stats`` are the decode rank's, ``ids`` the answers."""
+    """One run of a batch. ``stats`` are the decode rank's since its start, ``ids`` the answers."""
 
     prefill_s: float
     decode_s: float
@@ -79,8 +79,8 @@ class Engine:
         """The decode rank's."""
         return self._decode
 
-    def run(self, requests: Sequence[Request], decode: DecodeConfig | None = None) -> Round:
-        """Answer ``requests`` together, with the configuration's decode settings or others."""
+    def session(self, decode: DecodeConfig | None = None) -> "Session":
+        """Ranks with the configuration's decode settings or others; only one session may answer at a time."""
         hub = LoopbackHub()
         backends = [
             LoopbackBackend(
@@ -100,11 +100,25 @@ class Engine:
         prefill = PrefillRank("prefill", self._prefill, backends[0], limits)
         settings = replace(decode or self._config.decode, max_batch=self._batch)
         rank = build_decode_rank("decode", self._decode, backends[1], settings, LocalExchange())
-        try:
-            handoffs, prefill_s = _prefill_all(prefill, requests)
-            return _decode_all(rank, prefill, requests, handoffs, prefill_s)
-        finally:
-            rank.close()
+        return Session(prefill, rank)
+
+
+class Session:
+    """Ranks that stay between rounds, so that what they learn about drafts and step times does too."""
+
+    def __init__(self, prefill: PrefillRank, decode: DecodeRank) -> None:
+        self._prefill, self._decode = prefill, decode
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._decode.close()
+
+    def run(self, requests: Sequence[Request]) -> Round:
+        """Answer ``requests`` together."""
+        handoffs, prefill_s = _prefill_all(self._prefill, requests)
+        return _decode_all(self._decode, self._prefill, requests, handoffs, prefill_s)
 
 
 def _prefill_all(
@@ -209,11 +223,12 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     engine = Engine(config, args.batch, args.prompt_tokens + args.output_tokens)
     prompts = code_prompts(config, args.batch, args.prompt_tokens)
     requests = make_requests(prompts, args.output_tokens, args.temperature)
-    engine.run(requests[: min(2, len(requests))])
     rounds: list[Round] = []
-    for number in range(args.repeats):
-        rounds.append(engine.run(requests))
-        sys.stderr.write(f"round {number + 1} of {args.repeats}: {rounds[-1].decode_s:.2f} s\n")
+    with engine.session() as session:
+        session.run(requests)
+        for number in range(args.repeats):
+            rounds.append(session.run(requests))
+            sys.stderr.write(f"round {number + 1} of {args.repeats}: {rounds[-1].decode_s:.2f} s\n")
     return {
         "batch": args.batch,
         "prompt_tokens": args.prompt_tokens,

@@ -25,7 +25,8 @@ def test_answers_are_full_and_prompts_differ() -> None:
     config = load_cluster_config("local", ["decode.profile_s=0"])
     prompts = code_prompts(config, 4, 30)
     assert len(set(prompts)) == 4 and {len(ids) for ids in prompts} == {30}
-    found = Engine(config, 4, 40).run(make_requests(prompts, 10, temperature=1.0))
+    with Engine(config, 4, 40).session() as session:
+        found = session.run(make_requests(prompts, 10, temperature=1.0))
     assert [len(ids) for ids in found.ids] == [10] * 4
     assert found.stats["tokens"] == 40 and found.prefill_s > 0 and found.decode_s > 0
 

@@ -101,3 +101,18 @@ def test_bad_tables_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         CostTable(rows, contexts, seconds)
+
+
+def test_what_costs_exactly_what_the_table_says_changes_nothing() -> None:
+    rows, contexts = (1, 4, 16, 64), (128, 1024, 4096)
+    table = CostTable(
+        rows, contexts, [[1e-3 * (1 + r + r * c / 500) for c in contexts] for r in rows]
+    )
+    before = table.profiled
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        size, context = int(rng.integers(1, 200)), float(rng.integers(0, 9000))
+        table.observe(size, context, float(table.seconds(size, context)))
+    for context in contexts:
+        found = table.seconds(rows, context)
+        assert found == pytest.approx([line[contexts.index(context)] for line in before])

@@ -65,7 +65,7 @@ class Schedule:
         ]
         budget = choose(loads)
         self._thresholds = budget.min_survivals
-        self._drafting = self._drafting.next(budget.gain)
+        self._drafting = self._drafting.next(budget.gain, sum(self._ranks))
         return self._drafting.draft
 
     def counts(self, rank: int, confidences: Floats) -> np.ndarray:

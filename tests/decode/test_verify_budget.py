@@ -143,26 +143,40 @@ def test_the_floor_protects_the_rank_that_gains_least() -> None:
     assert choose([many, few], 50.0) == kept
 
 
-def test_drafting_stops_where_it_does_not_pay_and_looks_again_ever_more_seldom() -> None:
+def probes(num_requests: int, steps: int = 600) -> list[tuple[int, int]]:
+    """(first step, number of steps) of every run of drafting while it never pays."""
     state = Drafting()
-    made: list[bool] = []
-    for _ in range(600):
-        state = state.next(0.9)
-        made.append(state.draft)
-    probes = [step for step, draft in enumerate(made) if draft]
-    assert probes[0] == 16 - 1
-    gaps = np.diff(probes).tolist()
+    runs: list[tuple[int, int]] = []
+    for step in range(steps):
+        state = state.next(0.9, num_requests)
+        if state.draft and runs and sum(runs[-1]) == step:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        elif state.draft:
+            runs.append((step, 1))
+    return runs
+
+
+def test_drafting_that_does_not_pay_is_tried_again_ever_more_rarely() -> None:
+    made = probes(num_requests=32)
+    assert [length for _, length in made] == [1] * len(made)
+    assert 14 <= made[0][0] <= 18
+    gaps = np.diff([first for first, _ in made]).tolist()
     assert gaps == sorted(gaps)
-    assert max(gaps) <= Drafting.MAX_WAIT
-    assert len(probes) < 10
+    assert max(gaps) <= Drafting.MAX_WAIT + 1
+    assert len(made) < 10
+
+
+@pytest.mark.parametrize(("num_requests", "length"), [(1, 4), (3, 2), (4, 1)])
+def test_a_probe_of_a_small_batch_takes_several_steps(num_requests: int, length: int) -> None:
+    assert {found for _, found in probes(num_requests)[:-1]} == {length}
 
 
 def test_drafting_begins_again_only_for_a_clear_gain() -> None:
-    off = Drafting().next(0.9)
+    off = Drafting().next(0.9, 1)
     assert not off.draft
-    assert not off.next(1.01).draft
-    assert off.next(1.1) == Drafting()
-    assert Drafting().next(1.01).draft
+    assert not off.next(1.01, 1).draft
+    assert off.next(1.1, 1) == Drafting()
+    assert Drafting().next(1.01, 1).draft
 
 
 def test_as_many_requests_as_all_can_be_fast() -> None:
