@@ -175,8 +175,21 @@ def test_drafting_begins_again_only_for_a_clear_gain() -> None:
     off = Drafting().next(0.9, 1)
     assert not off.draft
     assert not off.next(1.01, 1).draft
-    assert off.next(1.1, 1) == Drafting()
+    again = off.next(1.1, 1)
+    assert again.draft
+    assert again.pays
     assert Drafting().next(1.01, 1).draft
+
+
+def test_a_gain_that_does_not_last_leaves_the_wait_long() -> None:
+    tired = Drafting(draft=False, pays=False, wait=64)
+    short = tired.next(1.2, 8).next(0.9, 8)
+    assert not short.draft
+    assert short.wait == 64
+    lasting = tired
+    for _ in range(64):
+        lasting = lasting.next(1.2, 8)
+    assert lasting == Drafting()
 
 
 def test_as_many_requests_as_all_can_be_fast() -> None:
