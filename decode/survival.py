@@ -24,9 +24,11 @@ def survivals(confidences: Sequence[Sequence[float]]) -> Floats:
     """
     lengths = np.fromiter(map(len, confidences), dtype=np.intp, count=len(confidences))
     width = int(lengths.max(initial=0))
-    flat = np.fromiter(chain.from_iterable(confidences), dtype=np.float64, count=lengths.sum())
     padded = np.zeros((len(lengths), width))
-    padded[np.arange(width) < lengths[:, None]] = np.nan_to_num(flat).clip(0.0, 1.0)
+    if not width:
+        return padded
+    flat = np.fromiter(chain.from_iterable(confidences), dtype=np.float64, count=lengths.sum())
+    padded[np.arange(width) < lengths[:, None]] = np.minimum(np.fmax(flat, 0.0), 1.0)
     return np.multiply.accumulate(padded, axis=1)
 
 
@@ -37,6 +39,8 @@ def distribute(
 
     Survival never grows along a request, so these are its first drafts.
     """
+    if not any(confidences):
+        return (0,) * len(confidences)
     found = survivals(confidences)
     lengths = np.fromiter(map(len, confidences), dtype=np.intp, count=len(confidences))
     limits = np.minimum(lengths, np.asarray(available, dtype=np.intp))
