@@ -9,8 +9,9 @@ from ..decode.grammar_compiler import GrammarCompiler
 from ..decode.profiling import measured_cost
 from ..decode.rank import DecodeRank
 from ..model.checkpoint import Checkpoint
+from ..model.exchange import join_exchange
 from ..model.network import Network, NetworkOptions, load_network
-from ..model.parallel import ExpertExchange, GlooExchange, LocalExchange
+from ..model.parallel import ExpertExchange
 from ..prefill.rank import PrefillRank
 from ..transfer.backend import Arenas, TransferBackend
 from ..transfer.nixl import NixlBackend
@@ -28,6 +29,7 @@ def network_options(config: ClusterConfig, kind: str) -> NetworkOptions:
         num_blocks=pool.num_blocks,
         num_slots=pool.num_slots,
         keep=config.model.keep,
+        experts=pool.experts,
     )
 
 
@@ -64,9 +66,9 @@ class NetworkBuilder:
 
     def join(self, who: RankId, config: ClusterConfig, address: str) -> Joined:
         """One rank needs no company."""
-        if who.size == 1:
-            return LocalExchange()
-        return GlooExchange(address, who.rank, who.size, config.timeouts.step_s)
+        pool = config.prefill if who.kind == "prefill" else config.decode
+        limit = config.timeouts.step_s
+        return join_exchange(pool.experts.exchange, address, who.rank, who.size, limit)
 
     def load(self, who: RankId, config: ClusterConfig, exchange: Joined) -> BuiltRank:
         """Reads this rank's share of the weights."""

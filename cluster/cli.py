@@ -1,8 +1,8 @@
 """The ``headrace`` command.
 
 A command is a module with ``add_arguments(parser)`` and ``run(args)``; only the module of the command that was asked
-for is imported. ``run`` returns an exit status, or a document: with ``--json`` that document is all that reaches
-standard output, whatever ray or a library prints meanwhile.
+for is imported. ``run`` returns an exit status, or a document (a list only with ``--json``): with ``--json`` that
+document is all that reaches standard output, whatever ray or a library prints meanwhile.
 
 Exit status: 0 done, 1 failed, 2 something the user can mend, 130 interrupted, 143 terminated.
 """
@@ -28,10 +28,19 @@ COMMANDS = {
     "batch": ("answer a file of requests", ".batch.command"),
     "submit": ("run a command as a job on a Ray cluster", ".submit"),
     "bench transfer": ("measure how fast a handoff crosses", ".bench.transfer"),
+    "bench exchange": ("measure the expert exchange of one instance", ".bench.exchange"),
     "bench engine": ("measure one prefill and one decode rank by themselves", ".bench.engine"),
+    "bench eplb": ("compare rebalancing plans on the same loads", ".bench.eplb"),
+    "eplb plan": ("plan the placement of experts for a saved load", ".eplb.commands.plan"),
+    "eplb replay": ("rebalance over a saved load as a deployment would", ".eplb.commands.replay"),
+    "eplb show": ("show where experts lie and how even the load is", ".eplb.commands.show"),
+    "eplb make-load": ("save a synthetic load", ".eplb.commands.make_load"),
     "config": ("print a deployment with every default filled in", ".show_config"),
 }
-GROUPS = {"bench": "measure parts of the cluster"}
+GROUPS = {
+    "bench": "measure parts of the cluster",
+    "eplb": "see and plan how the load is spread over ranks that share experts",
+}
 
 
 class Command(Protocol):
@@ -40,7 +49,9 @@ class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the command's own arguments."""
 
-    def run(self, args: argparse.Namespace) -> int | dict[str, object] | None:
+    def run(
+        self, args: argparse.Namespace
+    ) -> int | dict[str, object] | list[dict[str, object]] | None:
         """Does it: returns an exit status (None is 0) or a document."""
         ...
 
@@ -117,7 +128,16 @@ class _Version:
         return {"version": __version__}
 
 
-def _report(result: int | dict[str, object] | None, stream: TextIO, *, as_json: bool) -> int:
+def _report(
+    result: int | dict[str, object] | list[dict[str, object]] | None,
+    stream: TextIO,
+    *,
+    as_json: bool,
+) -> int:
+    if isinstance(result, list):
+        stream.write(json.dumps(result, allow_nan=False) + "\n")
+        stream.flush()
+        return 0
     if not isinstance(result, dict):
         return result or 0
     status = cast("int", result.pop("exit_status", 0))

@@ -21,6 +21,7 @@ from typing import Literal, cast
 import yaml
 
 from ..decode.config import DecodeConfig
+from ..model.experts_config import ExpertsConfig
 from ..prefill.config import PrefillConfig
 from ..transfer.errors import ConfigError
 from ..transfer.nixl_options import NixlOptions
@@ -127,6 +128,8 @@ class PoolConfig:
     """Blocks of global KV on one rank, block 0 (reserved) included."""
     num_slots: int
     """State slots on one rank, slot 0 (reserved) included: at most this many requests less one are in flight."""
+    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
+    """How the ranks of an instance share experts."""
     placement: PlacementSection = field(default_factory=PlacementSection)
     """Where the ranks run."""
     rendezvous_port: int = 0

@@ -1,6 +1,6 @@
 """Router and expert products (spec/model.md 4).
 
-Shapes: T rows, E experts, k choices a row, H hidden, I expert width.
+Shapes: T rows, E experts, S slots, k choices a row, H hidden, I expert width.
 """
 
 from dataclasses import dataclass
@@ -10,21 +10,63 @@ import torch
 from torch import Tensor
 
 from . import _steps
-from ._formats import round_row
-from ._lanes import swiglu_16
-from ._numba import Scalar, compiled, inner
-from ._route import choose
-from .reference.storage import FLOAT32
-
-_TILE = 64
-"""Rows of one expert that are computed together, so that their intermediate values stay in cache."""
+from ._experts import add, compute, compute_shared
+from ._numba import Scalar, compiled
+from ._route import choose, route_rows
+from .reference.linear import PANEL, pack_weight
 
 
-@inner("void(float32[:,::1], int64, float32, float32, float32[:,::1])")
-def _swiglu(gate_up: np.ndarray, i: int, limit: Scalar, scale: Scalar, out: np.ndarray) -> None:
-    width = out.shape[1]
-    for c in range(0, width, 16):
-        swiglu_16(gate_up, i, c, width, limit, scale, out)
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """Size of an expert, and how its panels lie behind one another."""
+
+    hidden: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        """Values of one expert, with those that fill up panels."""
+        double, hidden = min(2 * self.width, PANEL), min(self.hidden, PANEL)
+        return (
+            -(-2 * self.width // double) * self.hidden * double
+            + -(-self.hidden // hidden) * self.width * hidden
+        )
+
+    def pack(self, gate_up: Tensor, down: Tensor) -> Tensor:
+        """``gate_up`` [2 I, H] and ``down`` [H, I] as one row [size]: bfloat16 where that is exact, else float32."""
+        panels = pack_weight(gate_up), pack_weight(down)
+        exact = all(each.dtype == torch.bfloat16 for each in panels)
+        return torch.cat([(each if exact else each.float()).flatten() for each in panels])
+
+
+def row_bits(rows: Tensor) -> np.ndarray:
+    """Rows of ``ExpertShape.pack`` as compiled code reads them: bfloat16 as int16."""
+    return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """What a mixture routes by: ``panel_bits`` [1, ...] of the router, and the arguments of ``route``."""
+
+    panels: np.ndarray
+    temperature: np.float32
+    bias: np.ndarray
+    bias_image: np.ndarray
+    scaling: np.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertMath:
+    """What all experts of a layer compute by.
+
+    ``limit`` clamps; ``kind`` rounds inputs and activations; ``halves`` rounds outputs to bfloat16 before they are
+    added, those of the shared expert excepted.
+    """
+
+    shape: ExpertShape
+    limit: np.float32
+    kind: int
+    halves: bool = False
 
 
 @compiled
@@ -40,96 +82,35 @@ def _route(
     choose(logits, bias, bias_image, image, scaling, ids, weights)
 
 
-@inner()
-def _compute(
-    x: np.ndarray,
-    ids: np.ndarray,
-    scale: np.ndarray,
-    gate_up: np.ndarray,
-    down: np.ndarray,
-    limit: Scalar,
-    kind: int,
-    out: np.ndarray,
-) -> None:
-    experts, hidden, double = gate_up.shape[0], gate_up.shape[2], 2 * down.shape[2]
-    rows, choices = ids.shape
-    starts = np.zeros(experts + 1, np.int64)
-    for t in range(rows):
-        for slot in range(choices):
-            starts[ids[t, slot] + 1] += 1
-    for e in range(experts):
-        starts[e + 1] += starts[e]
-    place = np.empty(experts, np.int64)
-    for e in range(experts):
-        place[e] = starts[e]
-    order = np.empty(rows * choices, np.int64)
-    for t in range(rows):
-        for slot in range(choices):
-            order[place[ids[t, slot]]] = t * choices + slot
-            place[ids[t, slot]] += 1
-    grouped = np.empty((_TILE, hidden), np.float32)
-    pairs = np.empty((_TILE, double), np.float32)
-    inner = np.empty((_TILE, double // 2), np.float32)
-    result = np.empty((_TILE, hidden), np.float32)
-    for e in range(experts):
-        for begin in range(starts[e], starts[e + 1], _TILE):
-            count = min(_TILE, starts[e + 1] - begin)
-            for i in range(count):
-                source = x[order[begin + i] // choices]
-                for c in range(hidden):
-                    grouped[i, c] = source[c]
-            _steps.product(grouped[:count], gate_up[e : e + 1], double, FLOAT32, pairs)
-            for i in range(count):
-                choice = order[begin + i]
-                weight = scale[choice // choices, choice % choices]
-                _swiglu(pairs, i, limit, weight, inner)
-                round_row(inner, i, inner, kind)
-            _steps.product(inner[:count], down[e : e + 1], hidden, FLOAT32, result)
-            for i in range(count):
-                choice = order[begin + i]
-                target = out[choice // choices, choice % choices]
-                for c in range(hidden):
-                    target[c] = result[i, c]
-
-
 @compiled
 def _experts(
     x: np.ndarray,
-    ids: np.ndarray,
+    slots: np.ndarray,
     scale: np.ndarray,
-    gate_up: np.ndarray,
-    down: np.ndarray,
+    weights: np.ndarray,
+    double: int,
     limit: Scalar,
     kind: int,
+    halves: bool,
     out: np.ndarray,
 ) -> None:
-    _compute(x, ids, scale, gate_up, down, limit, kind, out)
+    source = np.arange(slots.size) // slots.shape[1]
+    flat = out.reshape((slots.size, x.shape[1]))
+    compute(x, source, slots.ravel(), scale.ravel(), weights, double, limit, kind, halves, flat)
 
 
-@inner()
-def _add(outputs: np.ndarray, shared: np.ndarray, out: np.ndarray) -> None:
-    for t in range(out.shape[0]):
-        for c in range(out.shape[1]):
-            total = outputs[t, 0, c]
-            for slot in range(1, outputs.shape[1]):
-                total += outputs[t, slot, c]
-            out[t, c] = shared[t, c] + total
+@compiled
+def _shared(
+    x: np.ndarray, weights: np.ndarray, double: int, limit: Scalar, kind: int, out: np.ndarray
+) -> None:
+    compute_shared(x, weights, double, limit, kind, out)
 
 
 @compiled
 def _add_choices(outputs: np.ndarray, shared: np.ndarray, out: np.ndarray) -> None:
-    _add(outputs, shared, out)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Router:
-    """What ``mixture`` routes by: ``panel_bits`` [1, ...] of the router, and the arguments of ``route``."""
-
-    panels: np.ndarray
-    temperature: np.float32
-    bias: np.ndarray
-    bias_image: np.ndarray
-    scaling: np.float32
+    rows, choices, hidden = outputs.shape
+    place = np.arange(rows * choices).reshape((rows, choices))
+    add(outputs.reshape((rows * choices, hidden)), place, shared, out)
 
 
 @compiled
@@ -141,32 +122,34 @@ def _mixture(
     bias_image: np.ndarray,
     image: np.ndarray,
     scaling: Scalar,
-    gate_up: np.ndarray,
-    down: np.ndarray,
-    shared_gate_up: np.ndarray,
-    shared_down: np.ndarray,
+    slot_of: np.ndarray,
+    routed: np.ndarray,
+    shared: np.ndarray,
+    double: int,
     limit: Scalar,
     kind: int,
+    halves: bool,
+    counts: np.ndarray,
     ids: np.ndarray,
     weights: np.ndarray,
     out: np.ndarray,
 ) -> None:
     rows, hidden = x.shape
-    logits = np.empty((rows, bias.shape[0]), np.float32)
-    _steps.product(x, router, bias.shape[0], FLOAT32, logits)
-    if temperature != np.float32(1):
-        for t in range(rows):
-            for e in range(bias.shape[0]):
-                logits[t, e] /= temperature
-    choose(logits, bias, bias_image, image, scaling, ids, weights)
+    choices = ids.shape[1]
+    route_rows(x, router, temperature, bias, bias_image, image, scaling, counts, ids, weights)
     rounded = np.empty(x.shape, np.float32)
     _steps.round_all(x, kind, rounded)
-    outputs = np.empty((rows, ids.shape[1], hidden), np.float32)
-    _compute(rounded, ids, weights, gate_up, down, limit, kind, outputs)
-    shared = np.empty((rows, 1, hidden), np.float32)
-    alone, one = np.zeros((rows, 1), np.int64), np.ones((rows, 1), np.float32)
-    _compute(rounded, alone, one, shared_gate_up, shared_down, limit, kind, shared)
-    _add(outputs, shared.reshape((rows, hidden)), out)
+    outputs = np.empty((rows * choices, hidden), np.float32)
+    place = np.arange(rows * choices).reshape((rows, choices))
+    source, slots = np.empty(place.size, np.int64), np.empty(place.size, np.int64)
+    for t in range(rows):
+        for c in range(choices):
+            source[place[t, c]] = t
+            slots[place[t, c]] = slot_of[ids[t, c]]
+    compute(rounded, source, slots, weights.ravel(), routed, double, limit, kind, halves, outputs)
+    common = np.empty((rows, hidden), np.float32)
+    compute_shared(rounded, shared, double, limit, kind, common)
+    add(outputs, place, common, out)
 
 
 def route(
@@ -197,30 +180,31 @@ def route(
 
 
 def expert_outputs(
-    x: Tensor,
-    ids: Tensor,
-    scale: Tensor,
-    gate_up: np.ndarray,
-    down: np.ndarray,
-    limit: float,
-    kind: int,
+    x: Tensor, slots: Tensor, scale: Tensor, weights: np.ndarray, how: ExpertMath
 ) -> Tensor:
-    """Outputs of the experts ``ids`` int64 [T, k] of every row ``x`` [T, H], each times ``scale`` [T, k]: [T, k, H].
+    """Outputs [T, k, H] of the experts in ``slots`` int64 [T, k] of every row ``x`` [T, H], times ``scale`` [T, k].
 
-    ``gate_up`` [E, 2 I, H] and ``down`` [E, H, I] are ``panel_bits``; the activation is rounded as ``kind``
-    says before the second product.
+    ``weights`` [S, .] are ``row_bits``; ``x`` is rounded already.
     """
-    out = torch.empty((*ids.shape, x.shape[1]))
+    out = torch.empty((*slots.shape, x.shape[1]))
     _experts(
         x.numpy(),
-        ids.numpy(),
+        slots.numpy(),
         scale.numpy(),
-        gate_up,
-        down,
-        np.float32(limit),
-        kind,
+        weights,
+        2 * how.shape.width,
+        how.limit,
+        how.kind,
+        how.halves,
         out.numpy(),
     )
+    return out
+
+
+def shared_outputs(x: Tensor, weights: np.ndarray, how: ExpertMath) -> Tensor:
+    """Outputs of the shared expert, ``row_bits`` [1, .], for rows ``x`` [T, H] that are rounded already: [T, H]."""
+    out = torch.empty_like(x)
+    _shared(x.numpy(), weights, 2 * how.shape.width, how.limit, how.kind, out.numpy())
     return out
 
 
@@ -236,15 +220,16 @@ def mixture(
     image: Tensor,
     router: Router,
     num_chosen: int,
-    routed: tuple[np.ndarray, np.ndarray],
-    shared: tuple[np.ndarray, np.ndarray],
-    limit: float,
-    kind: int,
+    slot_of: np.ndarray,
+    routed: np.ndarray,
+    shared: np.ndarray,
+    how: ExpertMath,
+    counts: np.ndarray,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A whole mixture whose experts are all here, in one call: (output [T, H], ids and weights as of ``route``).
 
-    ``x`` [T, H] is rounded as ``kind`` says before the experts; ``routed`` and ``shared`` are the ``panel_bits`` of
-    their gate_up and down, as of ``expert_outputs``.
+    ``x`` [T, H] is rounded before the experts; ``slot_of`` int64 [E] is the row of each expert in ``routed``. Adds the
+    rows of every expert to ``counts`` int32 [E], or [0] to count nothing.
     """
     out = torch.empty_like(x)
     ids = torch.empty((x.shape[0], num_chosen), dtype=torch.int64)
@@ -257,10 +242,14 @@ def mixture(
         router.bias_image,
         image.numpy(),
         router.scaling,
-        *routed,
-        *shared,
-        np.float32(limit),
-        kind,
+        slot_of,
+        routed,
+        shared,
+        2 * how.shape.width,
+        how.limit,
+        how.kind,
+        how.halves,
+        counts,
         ids.numpy(),
         weights.numpy(),
         out.numpy(),

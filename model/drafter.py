@@ -19,16 +19,21 @@ import torch
 from torch import Tensor
 
 from ..kernels.hyper import collapse
+from ..kernels.moe import ExpertShape
 from ..kernels.norm import rms_norm
 from ..transfer.errors import CheckpointError
 from .batch import Rows
 from .cache import Cache
 from .config import ModelConfig
+from .expert_store import ExpertStore
+from .experts_config import ExpertsConfig
 from .layers.attention import Selection
 from .layers.layer import Layer
 from .layers.linear import Linear
+from .layers.moe import NOT_COUNTED, ExpertShare
 from .layers.weights import LayerSettings, Weights
 from .parallel import LocalExchange
+from .placement import ExpertPlacement
 
 TEMPERATURES_FILE = "dspark_sts.json"
 """Optional, beside the weights: {"temperatures": [one a draft]}, which calibrate the confidences."""
@@ -116,13 +121,15 @@ class Drafter:
         self._settings = replace(settings, config=narrow)
         self._cache, self._embedding, self._head = cache, embedding, head
         number = config.num_nextn_predict_layers
+        share = _whole_experts(narrow, number)
         self._blocks = [
             Layer(
                 weights.below(f"mtp.{block}"),
                 config.num_hidden_layers + block,
                 frequencies,
                 self._settings,
-                LocalExchange(),
+                share,
+                block,
                 None,
             )
             for block in range(number)
@@ -198,8 +205,24 @@ class Drafter:
         selection = Selection(rows, self._cache, self._settings)
         for block in self._blocks:
             x = block.attention_input(streams, pre)
-            streams, pre = block.sublayers(x, streams, rows, image, selection, self._cache)
+            streams, pre = block.sublayers(
+                x, streams, rows, image, selection, self._cache, NOT_COUNTED
+            )
         return collapse(streams, pre)
+
+
+def _whole_experts(config: ModelConfig, blocks: int) -> ExpertShare:
+    """All experts of all blocks, here."""
+    experts = config.n_routed_experts
+    shape = ExpertShape(config.hidden_size, config.moe_intermediate_size)
+    return ExpertShare(
+        exchange=LocalExchange(),
+        placement=ExpertPlacement.initial(
+            layers=blocks, num_experts=experts, ranks=1, slots_per_rank=experts
+        ),
+        store=ExpertStore(layers=blocks, slots_per_rank=experts, shape=shape),
+        config=ExpertsConfig(),
+    )
 
 
 def draft_temperatures(directory: Path, config: ModelConfig) -> tuple[float, ...]:

@@ -3,32 +3,39 @@
 Shapes: T rows, K streams, H hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.hyper import collapse_norm
+from ..kernels.moe import ExpertShape
 from ..kernels.reference.norm import rope_frequencies, yarn_frequencies
 from ..kernels.storage import KV_FORMATS
-from ..transfer.errors import ConfigError
+from ..transfer.errors import ConfigError, PlacementError
 from .batch import Batch, Logits, Span
 from .cache import Cache, cache_layout, default_keep
 from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .drafter import Drafter, DraftSpan
 from .engram_tables import engram_tables
+from .expert_counts import ExpertCounts
+from .expert_store import ExpertStore
+from .experts_config import ExpertsConfig
 from .layers.attention import Selection
 from .layers.engram import Engram
 from .layers.layer import Layer, Observer
+from .layers.moe import ExpertShare
 from .layers.weights import LayerSettings, Weights
 from .parallel import ExpertExchange, LocalExchange
 from .parts import Crew, Order, cut_spans, take_rows
+from .placement import ExpertPlacement, slots_per_rank
 from .tokenizer import Tokenizer
 
 
@@ -39,7 +46,8 @@ class NetworkOptions:
     numerics: ``released`` rounds caches, index and inputs of products as the model was trained; ``plain`` is
         mathematics only. deterministic: a row's bits do not depend on its neighbours. block_tokens: tokens a block of
         global KV. num_blocks, num_slots: size of the caches, one of each reserved for padding. keep: prompt rows that
-        run the decoder layers; None is a window plus back-tracking.
+        run the decoder layers; None is a window plus back-tracking. experts: how ranks share them. placement: where
+        they lie at first, the same on every rank; None is ``ExpertPlacement.initial``.
     """
 
     numerics: str = "released"
@@ -48,6 +56,8 @@ class NetworkOptions:
     num_blocks: int = 65
     num_slots: int = 9
     keep: int | None = None
+    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
+    placement: ExpertPlacement | None = None
 
     def __post_init__(self) -> None:
         if self.numerics not in KV_FORMATS:
@@ -57,6 +67,11 @@ class NetworkOptions:
         if self.block_tokens < 2 or self.block_tokens % 2:
             raise ConfigError(
                 f"block_tokens = {self.block_tokens}: must be an even number of at least 2"
+            )
+        if self.experts.dispatch == "fp8" and self.numerics != "released":
+            raise ConfigError(
+                f"dispatch = 'fp8' with numerics = {self.numerics!r}: rows are rounded to FP8 by released numerics"
+                " only; use dispatch = 'float32'"
             )
         for name, value in (("num_blocks", self.num_blocks), ("num_slots", self.num_slots)):
             if value < 2:
@@ -99,6 +114,14 @@ class Network:
         )
         tables = engram_tables(config)
         plain, yarn = _frequencies(config)
+        self._share = _share(config, options, exchange)
+        self._placement = self._share.placement
+        self.expert_store = self._share.store
+        self.expert_counts = ExpertCounts(
+            config.num_hidden_layers, config.n_routed_experts, options.experts.window
+        )
+        self.step = 0
+        """Forward passes since the warm-up; the same on all ranks of an instance."""
         self._layers: list[Layer] = []
         for layer in range(config.num_hidden_layers):
             own = weights.below(f"layers.{layer}")
@@ -106,7 +129,9 @@ class Network:
                 Engram(own.below("engram"), tables[layer], settings) if layer in tables else None
             )
             frequencies = yarn if config.ratio(layer) else plain
-            self._layers.append(Layer(own, layer, frequencies, settings, exchange, engram))
+            self._layers.append(
+                Layer(own, layer, frequencies, settings, self._share, layer, engram)
+            )
         self._crew = Crew() if exchange.size == 1 else None
         """Threads; ranks that exchange rows keep to one, so that their exchanges stay in step."""
         self.drafter = (
@@ -120,8 +145,14 @@ class Network:
         """Compute the rows of ``spans``, write their caches, return logits float32 [wanted rows, V] in span order.
 
         Every rank of an instance calls this equally often; ``spans`` may be empty. Many rows are shared by as many
-        threads as torch is set to use.
+        threads as torch is set to use. Counts the rows of every expert as those of pass ``step``.
         """
+        logits = self._pass(spans, observe)
+        self.expert_counts.end_step(self.step)
+        self.step += 1
+        return logits
+
+    def _pass(self, spans: Sequence[Span], observe: Observer | None) -> Tensor:
         if self._crew is None or observe is not None:
             return self._forward(spans, None, None, observe)
         parts = cut_spans(spans, torch.get_num_threads())
@@ -165,6 +196,7 @@ class Network:
         observe: Observer | None,
     ) -> Tensor:
         config = self.config
+        counts = self.expert_counts.new_part()
         batch = Batch(
             spans,
             window=config.sliding_window,
@@ -212,7 +244,10 @@ class Network:
                     continue
             if self.drafter is not None and number in config.dspark_target_layer_ids:
                 features.append(self.drafter.feature(streams))
-            streams, pre = layer.sublayers(x, streams, rows, image, selection, self.cache, observe)
+            streams, pre = layer.sublayers(
+                x, streams, rows, image, selection, self.cache, counts[number], observe
+            )
+        self.expert_counts.add(counts)
         if earlier is not None:
             earlier.wait(len(self._layers))
         if self.drafter is not None and features:
@@ -250,6 +285,25 @@ class Network:
             self.drafter.draft((anchor,), lambda _place, _logits: ids[:1])
         self.cache.blocks[0].zero_()
         self.cache.clear_slot(0)
+        self.expert_counts.clear()
+        self.step = 0
+
+    @property
+    def placement(self) -> ExpertPlacement:
+        """Where experts lie now."""
+        return self._placement
+
+    def set_layer_placement(
+        self, layer: int, slots: NDArray[np.int32], staged: Mapping[int, int] | None = None
+    ) -> None:
+        """Flip ``layer`` to ``slots`` [ranks, S] between two passes; every rank does so between the same two.
+
+        ``staged`` names the staging row of every slot of ours whose expert came from another rank. Raises
+        PlacementError, with nothing changed, for a placement that cannot serve or weights that are not here.
+        """
+        placement = self._placement.with_layer(layer, slots)
+        self._layers[layer].moe.place(placement.slots[layer], staged or {})
+        self._placement = placement
 
     def _grams(self, token_grams: Tensor) -> tuple[Tensor, Tensor]:
         """(compressed n-grams [T, N], image mask [T]): from an image token on, backwards, everything is padding."""
@@ -257,6 +311,28 @@ class Network:
         blocked = is_image.cumsum(dim=1) > 0
         pad = self._token_map[self.config.engram_pad_token_id]
         return torch.where(blocked, pad, self._token_map[token_grams]), is_image[:, 0].contiguous()
+
+
+def _share(config: ModelConfig, options: NetworkOptions, exchange: ExpertExchange) -> ExpertShare:
+    """Room for this rank's experts in all layers, and where they lie. Raises PlacementError."""
+    layers, experts = config.num_hidden_layers, config.n_routed_experts
+    placement = options.placement
+    if placement is None:
+        placement = ExpertPlacement.initial(
+            layers=layers,
+            num_experts=experts,
+            ranks=exchange.size,
+            slots_per_rank=slots_per_rank(experts, exchange.size, options.experts.redundant),
+        )
+    found = placement.layers, placement.ranks, placement.num_experts
+    if found != (layers, exchange.size, experts):
+        raise PlacementError(
+            f"a placement of {found[2]} experts in {found[0]} layers over {found[1]} ranks: this instance has"
+            f" {experts} experts in {layers} layers over {exchange.size} ranks"
+        )
+    shape = ExpertShape(config.hidden_size, config.moe_intermediate_size)
+    store = ExpertStore(layers=layers, slots_per_rank=placement.slots_per_rank, shape=shape)
+    return ExpertShare(exchange=exchange, placement=placement, store=store, config=options.experts)
 
 
 def _frequencies(config: ModelConfig) -> tuple[Tensor, Tensor]:

@@ -5,20 +5,28 @@ All ranks of an instance make the same calls in the same order; a rank without r
 
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..transfer.errors import RankError
 
 
+class Arrival(Protocol):
+    """Rows that are under way to us."""
+
+    def wait(self) -> list[Tensor]:
+        """What each rank sent to us, in rank order: [n, C] of the dtype that we sent. To be called once.
+
+        Our own part may be the very tensor that we sent.
+        """
+        ...
+
+
 class ExpertExchange(Protocol):
     """Collectives of one instance. ``rank`` is ours, 0 .. ``size`` - 1.
 
-    ``gather`` has a channel of its own: one thread may gather while another is in ``all_to_all``.
+    ``gather`` has a channel of its own: one thread may gather while another exchanges rows.
     """
 
     rank: int
@@ -28,8 +36,15 @@ class ExpertExchange(Protocol):
         """Every rank's ``values`` (equally many everywhere), in rank order."""
         ...
 
+    def start(self, parts: Sequence[Tensor]) -> Arrival:
+        """Send ``parts[r]`` [n_r, C] to rank r, all of one dtype and one C on all ranks, without waiting for anybody.
+
+        The parts must not change before the arrival was waited for, and then only is the next start allowed.
+        """
+        ...
+
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Send ``parts[r]`` float32 [n_r, C] to rank r; return what each rank sent to us, in rank order."""
+        """Start, and wait for the arrival."""
         ...
 
     def close(self) -> None:
@@ -42,6 +57,16 @@ def owner_of_expert(expert: int, num_experts: int, size: int) -> int:
     return expert * size // num_experts
 
 
+class _Arrived:
+    """Rows that need no waiting."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._parts = parts
+
+    def wait(self) -> list[Tensor]:
+        return list(self._parts)
+
+
 class LocalExchange:
     """An instance of one rank."""
 
@@ -50,6 +75,9 @@ class LocalExchange:
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         return [list(values)]
+
+    def start(self, parts: Sequence[Tensor]) -> Arrival:
+        return _Arrived(parts)
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return list(parts)
@@ -106,62 +134,22 @@ class ThreadExchange:
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         return cast(list[list[float]], self._hub.control.gather(self.rank, list(values)))
 
+    def start(self, parts: Sequence[Tensor]) -> Arrival:
+        return _ThreadArrival(self._hub, self.rank, list(parts))
+
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        everything = self._hub.experts.gather(self.rank, list(parts))
-        return [sent[self.rank] for sent in everything]  # type: ignore[index]
+        return self.start(parts).wait()
 
     def close(self) -> None:
         self._hub.abort()
 
 
-class GlooExchange:
-    """One rank of an instance whose ranks are processes, over gloo.
+class _ThreadArrival:
+    """Parts that are handed over when all ranks wait."""
 
-    ``address`` is ``host:port`` of rank 0's store. Raises RankError when the ranks do not meet within ``timeout_s``,
-    or later when one is lost.
-    """
+    def __init__(self, hub: ThreadHub, rank: int, parts: list[Tensor]) -> None:
+        self._hub, self._rank, self._parts = hub, rank, parts
 
-    def __init__(self, address: str, rank: int, size: int, timeout_s: float) -> None:
-        self.rank = rank
-        self.size = size
-        host, port = address.rsplit(":", 1)
-        limit = timedelta(seconds=timeout_s)
-        try:
-            store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=limit)
-            self._experts, self._control = (
-                # torch's stubs do not know the collectives of a group that is made directly
-                cast(Any, dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, limit))
-                for name in ("experts", "control")
-            )
-            self._store = store
-        except (RuntimeError, dist.DistError) as error:
-            raise RankError(
-                f"rank {rank} of {size} could not join its instance at {address}: {error}"
-            ) from error
-
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        ours = torch.tensor(values, dtype=torch.float64)
-        received = torch.empty(self.size * len(values), dtype=torch.float64)
-        self._wait(self._control.alltoall_base(received, ours.repeat(self.size), [], []))
-        return received.view(self.size, -1).tolist()
-
-    def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        sent = [part.shape[0] for part in parts]
-        counts = torch.empty(self.size, dtype=torch.int64)
-        self._wait(self._experts.alltoall_base(counts, torch.tensor(sent), [], []))
-        received: list[int] = counts.tolist()
-        buffer = torch.empty((sum(received), parts[0].shape[1]))
-        self._wait(self._experts.alltoall_base(buffer, torch.cat(list(parts)), received, sent))
-        return list(buffer.split(received))
-
-    def close(self) -> None:
-        self._experts.abort()
-        self._control.abort()
-
-    def _wait(self, work: "dist.Work") -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise RankError(
-                f"rank {self.rank}: another rank of the instance is lost: {error}"
-            ) from error
+    def wait(self) -> list[Tensor]:
+        everything = cast(list[list[Tensor]], self._hub.experts.gather(self._rank, self._parts))
+        return [sent[self._rank] for sent in everything]

@@ -41,6 +41,11 @@ def slot_checksum(layout: CacheLayout, slots: Tensor, slot: int) -> int:
     return xxh3_64_intdigest(_bytes_of(slots)[start : start + layout.slot_bytes]) & _MASK
 
 
+def row_checksum(arena: Tensor, row: int) -> int:
+    """The sum of all bytes of one row; ``arena`` is uint8 [rows, row_bytes] on the CPU."""
+    return xxh3_64_intdigest(_bytes_of(arena[row])) & _MASK
+
+
 def verify(
     layout: CacheLayout,
     blocks: Tensor,

@@ -2,7 +2,8 @@
 
     HeadraceError
     |-- ConfigError            a deployment file or command-line value that a user can mend (also ValueError)
-    |   `-- CheckpointError    a model directory that cannot be served as it is
+    |   |-- CheckpointError    a model directory that cannot be served as it is
+    |   `-- PlacementError     experts laid out over slots in a way that cannot serve
     |-- RequestError           one request is wrong; its neighbours go on
     |   |-- InvalidRequestError    a field has a value outside its range
     |   |   `-- GrammarError           a grammar that cannot be compiled or followed within its limits
@@ -32,6 +33,10 @@ class ConfigError(HeadraceError, ValueError):
 
 class CheckpointError(ConfigError):
     """A model directory that cannot be served as it is."""
+
+
+class PlacementError(ConfigError):
+    """Experts laid out over the slots of an instance in a way that cannot serve."""
 
 
 class RequestError(HeadraceError):

@@ -15,7 +15,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +26,7 @@ from ...transfer.huge_pages import use_huge_pages
 from ...transfer.nixl_options import NixlOptions
 from .handoff import NUM_BLOCKS, Reader, bench_layout, make_arenas, memory_copy, payload
 from .object_store import ObjectStore
+from .processor import processor
 
 DEFAULT_SIZES = ("64K", "1M", "4M", "16M", "64M", "128M")
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
@@ -152,7 +152,7 @@ def _environment(options: NixlOptions, repeats: int, started: float) -> dict[str
         **versions,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor(),
+        "processor": processor(),
         "num_cpus": os.cpu_count(),
         "load_average_1m": round(os.getloadavg()[0], 2),
         "ucx": {name: os.environ.get(name) for name in options.environment()},
@@ -160,13 +160,6 @@ def _environment(options: NixlOptions, repeats: int, started: float) -> dict[str
         "started": round(started, 3),
         "seconds": round(time.time() - started, 3),
     }
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.hyper import collapse_norm, combine
 from ..batch import Rows
 from ..cache import Cache
-from ..parallel import ExpertExchange
 from .attention import Attention, Selection
 from .engram import Engram
 from .hyper import Mix
-from .moe import SparseMoe
+from .moe import ExpertShare, SparseMoe
 from .weights import LayerSettings, Weights
 
 Observer = Callable[[int, str, Tensor], None]
@@ -19,7 +20,10 @@ Observer = Callable[[int, str, Tensor], None]
 
 
 class Layer:
-    """A backbone layer or a drafter block. ``number`` is its window's place in a slot, drafter blocks last."""
+    """A backbone layer or a drafter block. ``number`` is its window's place in a slot, drafter blocks last.
+
+    Its experts are those of layer ``share_layer`` of ``share``.
+    """
 
     def __init__(
         self,
@@ -27,13 +31,14 @@ class Layer:
         number: int,
         frequencies: Tensor,
         settings: LayerSettings,
-        exchange: ExpertExchange,
+        share: ExpertShare,
+        share_layer: int,
         engram: Engram | None,
     ) -> None:
         self.number = number
         self.engram = engram
         self.attention = Attention(weights.below("attn"), number, frequencies, settings)
-        self.moe = SparseMoe(weights.below("ffn"), settings, exchange)
+        self.moe = SparseMoe(weights.below("ffn"), settings, share, share_layer)
         self.mix_attention = Mix(weights, "attn", settings)
         self.mix_moe = Mix(weights, "ffn", settings)
         self.attention_norm = weights.tensor("attn_norm.weight")
@@ -52,11 +57,13 @@ class Layer:
         image: Tensor,
         selection: Selection,
         cache: Cache,
+        counts: NDArray[np.int32],
         observe: Observer | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attention on normalised ``x``, then the experts: (streams [T, K, H], pre [T, K] for the next layer).
 
-        ``image`` bool [T]. Writes the window rows of ``rows`` into ``cache``.
+        ``image`` bool [T]. Writes the window rows of ``rows`` into ``cache``, and adds the rows of every expert to
+        ``counts`` int32 [E], unless that is empty.
         """
         number = self.number
         pre, post, comb = self.mix_attention(streams)
@@ -70,7 +77,7 @@ class Layer:
                 observe(number, "selected", selection.chosen[number])
         next_pre, post, comb = self.mix_moe(after)
         x = collapse_norm(after, pre, self.moe_norm, self._eps)
-        y, experts, weights = self.moe(x, image)
+        y, experts, weights = self.moe(x, image, counts)
         result = combine(after, y, post, comb)
         if observe:
             observe(number, "ffn_in", x)

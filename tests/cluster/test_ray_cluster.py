@@ -47,13 +47,13 @@ DRIVER = Path(__file__).with_name("interrupted_driver.py")
 @pytest.fixture(scope="module", autouse=True)
 def one_ray() -> Iterator[None]:
     """One Ray for the module; at its end nothing may be left of it."""
-    before = shared_memory()
+    before, others = shared_memory(), descendants(os.getpid())
     session = open_ray(
         load_cluster_config("local", [*SMALL, "ray.address=local", "ray.local.num_cpus=8"])
     )
     started = descendants(os.getpid())
     yield
-    started |= descendants(os.getpid())
+    started = (started | descendants(os.getpid())) - others
     session.close()
     assert wait_until(lambda: not alive(started)), f"processes {alive(started)} are left"
     assert shared_memory() <= before

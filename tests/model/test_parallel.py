@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.model.parallel import (
-    GlooExchange,
-    LocalExchange,
-    ThreadExchange,
-    ThreadHub,
-)
-from headrace.transfer.errors import ConfigError, RankError
+from headrace.model.exchange import join_exchange
+from headrace.model.parallel import LocalExchange, ThreadExchange, ThreadHub
+from headrace.transfer.errors import RankError
 
-from .gloo_rank import PROMPTS, open_rank, run_rank
+from .process_rank import PROMPTS, open_rank, run_rank
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +44,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_ranks_as_processes_over_gloo_give_the_same_bits(
-    tmp_path: Path, alone: list[torch.Tensor]
+@pytest.mark.parametrize("kind", ["gloo", "shared_memory"])
+def test_ranks_as_processes_give_the_same_bits(
+    kind: str, tmp_path: Path, alone: list[torch.Tensor]
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, str(Path(__file__).with_name("gloo_rank.py")), address]
+    command = [sys.executable, str(Path(__file__).with_name("process_rank.py")), kind, address]
     ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     for rank in range(2):
@@ -61,12 +58,6 @@ def test_ranks_as_processes_over_gloo_give_the_same_bits(
 
 def test_a_rank_that_does_not_come_is_an_error_in_time() -> None:
     with pytest.raises(RankError, match="rank 0 of 2"):
-        GlooExchange(f"127.0.0.1:{free_port()}", 0, 2, timeout_s=0.5)
+        join_exchange("gloo", f"127.0.0.1:{free_port()}", 0, 2, timeout_s=0.5)
     with pytest.raises(RankError, match="did not come in time"):
         ThreadExchange(ThreadHub(2, timeout_s=0.2), 0).gather([1.0])
-
-
-def test_more_ranks_than_experts_are_refused() -> None:
-    exchange = ThreadExchange(ThreadHub(9, timeout_s=1), 0)
-    with pytest.raises(ConfigError, match="9 ranks cannot share 8 experts"):
-        open_rank(exchange)

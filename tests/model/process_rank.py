@@ -1,4 +1,4 @@
-"""One rank of an instance over gloo: ``python gloo_rank.py ADDRESS RANK FOLDER`` leaves its logits in the folder."""
+"""One rank of an instance of two: ``process_rank.py KIND ADDRESS RANK FOLDER`` leaves its logits in the folder."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 
 from headrace.model.batch import Logits, Span
+from headrace.model.exchange import join_exchange
 from headrace.model.network import Network, NetworkOptions, load_network
-from headrace.model.parallel import ExpertExchange, GlooExchange
+from headrace.model.parallel import ExpertExchange
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "golden" / "v41-spec-micro" / "checkpoint"
 PROMPTS = [tuple(range(3, 3 + length)) for length in (1, 40, 9, 23)]
@@ -47,12 +48,12 @@ def run_rank(network: Network, prompt: tuple[int, ...] | None) -> torch.Tensor:
     return torch.stack(outputs) if outputs else torch.zeros(0)
 
 
-def main(address: str, rank: int, folder: Path) -> None:
-    exchange = GlooExchange(address, rank, 2, timeout_s=60)
+def main(kind: str, address: str, rank: int, folder: Path) -> None:
+    exchange = join_exchange(kind, address, rank, 2, timeout_s=60)
     assert exchange.gather([rank, 7.5]) == [[0.0, 7.5], [1.0, 7.5]]
     torch.save(run_rank(open_rank(exchange), PROMPTS[rank]), folder / f"{rank}.pt")
     exchange.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,1 @@
+"""The commands of ``headrace eplb``, one module each."""
