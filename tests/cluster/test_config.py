@@ -16,8 +16,8 @@ decode: {ranks: 2, num_blocks: 32, num_slots: 8}
 """
 
 DECODE_KEYS = (
-    "confirm_timeout_s, experts, grammar, host_cache_mib, instances, max_batch, num_blocks, num_slots, overlap, placement, "
-    "profile_s, ranks, recompute_tokens, rendezvous_port, speculation, transfer_timeout_s"
+    "confirm_timeout_s, experts, grammar, host_cache_mib, instances, max_batch, num_blocks, num_slots, overlap, "
+    "placement, profile_s, ranks, recompute_tokens, rendezvous_port, speculation, transfer_timeout_s"
 )
 
 
