@@ -4,7 +4,7 @@ In a step the busiest rank carries at least the mean ``total / R``, and at least
 least ``max over e of rows[e] / copies[e]``. Copies are at least 1, at most R (one a rank), add up to at most R x S, and
 are the same in all steps. The least that any such choice of copies can make of
 ``sum over steps of max(total / R, max over e of rows[e] / copies[e])`` is bounded from below by Lagrange multipliers,
-which hold whatever their values; ``kernels.balance.copies_bound`` has the argument and the search for good values.
+which hold whatever their values; ``kernels.copies.copies_bound`` has the argument and the search for good values.
 
 The bound knows nothing of which experts share a rank. So it is tight where single experts make the peaks and where the
 load is steady, and loose where peaks are chance sums of several experts.
