@@ -17,7 +17,7 @@ class ExpertsConfig:
     redundant: int = 0
     """Expert slots of an instance and layer beyond one an expert, rounded up to whole slots a rank; for replicas."""
     exchange: ExchangeName = "auto"
-    """Transport between ranks: shared memory on one host, otherwise gloo (CPU) or nccl (GPU)."""
+    """Transport between ranks: `auto` is shared memory on one host and gloo otherwise; nccl has to be named."""
     dispatch: DispatchName = "float32"
     """How rows travel to their experts. FP8 is a quarter of the bytes and changes no bit, since the experts' inputs
     are rounded to it anyway; not for ``numerics: plain``."""

@@ -52,11 +52,6 @@ class ExpertExchange(Protocol):
         ...
 
 
-def owner_of_expert(expert: int, num_experts: int, size: int) -> int:
-    """Rank that holds an expert: experts in order, as evenly as can be."""
-    return expert * size // num_experts
-
-
 class _Arrived:
     """Rows that need no waiting."""
 

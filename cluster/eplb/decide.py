@@ -15,8 +15,6 @@ class MoveDecision:
     gained_rows: float
     """Rows that the busiest ranks are spared over the horizon, all layers together."""
     moved_bytes: int
-    move_s: float
-    """Seconds that the move takes at the bandwidth cap."""
     reason: str
     """One sentence for the log."""
 
@@ -30,7 +28,6 @@ def decide(
     horizon_steps: int,
     min_gain: float = 0.02,
     rows_per_byte: float = 0.0,
-    bandwidth_bytes_s: float = float("inf"),
 ) -> MoveDecision:
     """Whether to move: the gain is at least ``min_gain`` and the rows gained outweigh the bytes.
 
@@ -42,7 +39,6 @@ def decide(
         horizon_steps: for how many steps the plan is expected to hold.
         min_gain: smallest share of ``peak_now`` worth a move.
         rows_per_byte: rows of work that moving one byte costs the ranks.
-        bandwidth_bytes_s: cap of the move, of the whole instance.
     """
     saved = peak_now - peak_planned
     gain = saved / peak_now if peak_now > 0 else 0.0
@@ -65,6 +61,5 @@ def decide(
         gain=gain,
         gained_rows=gained_rows,
         moved_bytes=moved_bytes,
-        move_s=moved_bytes / bandwidth_bytes_s,
         reason=reason,
     )

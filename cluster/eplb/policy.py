@@ -1,4 +1,4 @@
-"""Whether to move experts, and where to: what the EPLB actor and ``headrace eplb replay`` decide with. Knows no Ray.
+"""Whether to move experts, and where to: what ``headrace eplb replay`` decides with. Pure.
 
 rows seen --forecast--> rows expected --make_plan--> a placement --decide--> worth its bytes?
 """
@@ -79,7 +79,6 @@ class Rebalancer:
             horizon_steps=config.horizon_steps,
             min_gain=config.min_gain,
             rows_per_byte=cost_rows / self._expert_bytes,
-            bandwidth_bytes_s=config.bandwidth_mib_per_s * 2**20 * self._ranks,
         )
         return Proposal(
             slots=planned.slots,

@@ -1,7 +1,7 @@
 """A deployment's rebalancing over a saved series, in the order of time and without a cluster.
 
     steps     0 ........ interval ........ 2 x interval ..........
-    seen      |<--- rows ---->|  consider, decide: the classes the EPLB actor uses
+    seen      |<--- rows ---->|  consider, decide
     in force  present         |  ~~ moving ~~ | new plan, at once for all layers
 
 A move takes the mean rank's bytes over the bandwidth cap of a rank, and no decision is taken meanwhile. Nothing that

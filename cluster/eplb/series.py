@@ -2,7 +2,6 @@
 
 series     .npz   rows int [steps, layers, experts]; optional: steps int [steps], traffic_class; or a .csv of counts
 placement  .npz   slots int [layers, ranks, slots of a rank], -1 for an empty slot
-report     .json  what Cluster.eplb_report() returns, alone or as key ``eplb`` of a batch's closing report
 """
 
 import zipfile
@@ -50,7 +49,7 @@ def load_series(path: Path) -> Series:
     if "rows" not in arrays:
         raise ConfigError(
             f"{path} has no array 'rows' but {_names(arrays)}: a series is an .npz with rows"
-            " [steps, layers, experts], as `headrace eplb record` writes it"
+            " [steps, layers, experts], as `headrace eplb make-load` writes it"
         )
     rows = arrays["rows"]
     try:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.model.parallel import owner_of_expert
 from headrace.model.placement import ExpertPlacement, slots_per_rank
 from headrace.transfer.errors import ConfigError, MessageError, PlacementError
 
@@ -26,7 +25,7 @@ def test_the_initial_placement_is_even_and_uses_every_slot(
     copies = placement.copies[0]
     assert (np.diff(copies) <= 1).all()
     for expert in range(experts):
-        assert expert in placement.slots[0, owner_of_expert(expert, experts, ranks)]
+        assert expert in placement.slots[0, expert * ranks // experts]
 
 
 def test_redundant_slots_hold_the_first_experts() -> None:

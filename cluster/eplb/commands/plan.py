@@ -78,6 +78,18 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+def describe(args: argparse.Namespace, series: Series) -> dict[str, Any]:
+    """What every document of these commands begins with."""
+    return {
+        "load": str(args.load),
+        "steps": len(series.rows),
+        "layers": series.layers,
+        "experts": series.experts,
+        "ranks": args.ranks,
+        "slots_per_rank": args.slots,
+    }
+
+
 def read_shape(args: argparse.Namespace) -> tuple[Series, NDArray[np.int32]]:
     """The series, and the present placement int32 [layers, ranks, S]. Raises ConfigError."""
     for name, least in (("ranks", 1), ("slots", 1), ("expert_bytes", 1), ("ranks_per_domain", 1)):
@@ -138,12 +150,7 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
     if args.output is not None:
         save_placement(args.output, planned.slots)
     document: dict[str, Any] = {
-        "load": str(args.load),
-        "steps": len(series.rows),
-        "layers": series.layers,
-        "experts": series.experts,
-        "ranks": args.ranks,
-        "slots_per_rank": args.slots,
+        **describe(args, series),
         "ranks_per_domain": args.ranks_per_domain,
         "present": str(args.present or "in order"),
         "planned_for": "the series"

@@ -1,6 +1,6 @@
-"""``headrace eplb replay``: what live rebalancing would have made of a saved series, of any number of ranks.
+"""``headrace eplb replay``: what rebalancing would have made of a saved series, on any number of ranks.
 
-The decisions are those of the EPLB actor, taken by the same code from what had been seen until then.
+Decisions are taken from what had been seen until then.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from ..config import EplbConfig
 from ..output import check_writable
 from ..replay import Pace, document, replay
 from ..series import save_placement
-from .plan import add_shape_arguments, number, read_shape
+from .plan import add_shape_arguments, describe, number, read_shape
 
 _DEFAULT = EplbConfig()
 
@@ -55,12 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
     if args.output is not None:
         save_placement(args.output, replayed.slots)
     result: dict[str, Any] = {
-        "load": str(args.load),
-        "steps": len(series.rows),
-        "layers": series.layers,
-        "experts": series.experts,
-        "ranks": args.ranks,
-        "slots_per_rank": args.slots,
+        **describe(args, series),
         "interval_steps": args.interval,
         "step_ms": args.step_ms,
         **document(replayed),
@@ -72,7 +67,7 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
 
 
 def _config(args: argparse.Namespace) -> EplbConfig:
-    """The deployment's defaults, and what the arguments say instead."""
+    """The defaults, and what the arguments say instead."""
     given = {
         name: value
         for name in ("keep_steps", "min_gain", "horizon_steps", "bandwidth_mib_per_s")
