@@ -1,8 +1,8 @@
 """Times the C++ engine ftllm on the prompts of `headrace bench engine`, for the comparison in docs/performance.md.
 
 `python -m headrace.scripts.bench_ftllm ids IDS.json` writes the prompts. `python scripts/bench_ftllm.py run
-IDS.json MODEL BATCH` runs in an environment that has ftllm and need not have headrace; give it a copy of the checkpoint, for ftllm
-writes into it. Prints one JSON document: prompt and output tokens/s, medians of two rounds after a warm-up.
+IDS.json MODEL BATCH` runs in an environment that has ftllm and need not have headrace; give it a copy of the
+checkpoint, for ftllm writes into it. Prints one JSON document: prompt and output tokens/s, medians of two rounds after a warm-up.
 """
 
 import argparse
