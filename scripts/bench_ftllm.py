@@ -2,7 +2,8 @@
 
 `python -m headrace.scripts.bench_ftllm ids IDS.json` writes the prompts. `python scripts/bench_ftllm.py run
 IDS.json MODEL BATCH` runs in an environment that has ftllm and need not have headrace; give it a copy of the
-checkpoint, for ftllm writes into it. Prints one JSON document: prompt and output tokens/s, medians of two rounds after a warm-up.
+checkpoint, for ftllm writes into it. Prints one JSON document: prompt and output tokens/s, medians of two rounds
+after a warm-up.
 """
 
 import argparse
