@@ -4,6 +4,12 @@ span of a request     start            start + n
 positions   ... |------|===== rows =====|            history: ids just before start (Engram looks back 3)
                        ^                             slot, blocks: where its caches are
 decoder layers run     |   tail_start ->|==|         only rows at or after tail_start
+
+After a prefix hit of N tokens the span begins with rows that are replayed for their windows (spec/model.md 10.1):
+
+positions   ---- global KV is there ----|
+            floor |== replayed rows ===|==== new rows ====|        floor = N - W at the earliest
+                  windows reach no further back           known = N: entries before it are not written again
 """
 
 from collections.abc import Sequence
@@ -31,7 +37,8 @@ class Span:
 
     ``history`` holds the ids just before ``start``, oldest first, at least min(3, start) of them. ``blocks`` covers
     all tokens up to the last row. Rows at positions >= ``tail_start`` run the decoder layers, whose windows do not
-    reach before it.
+    reach before it; no window reaches before ``floor``. Global KV of the tokens before ``known`` is there already and
+    stays as it is.
     """
 
     token_ids: tuple[int, ...]
@@ -40,6 +47,8 @@ class Span:
     slot: int
     blocks: tuple[int, ...]
     tail_start: int = 0
+    floor: int = 0
+    known: int = 0
     logits: Logits = Logits.NONE
 
 
@@ -82,11 +91,13 @@ class Rows:
         starts: np.ndarray,
         counts: np.ndarray,
         floors: np.ndarray,
+        known: np.ndarray,
         slots: np.ndarray,
         tables: np.ndarray,
         window: int,
         ring_rows: int,
     ) -> None:
+        self._known = known
         self.num_rows = int(counts.sum())
         self.starts, self.counts = torch.from_numpy(starts), torch.from_numpy(counts)
         first_row = np.concatenate(([0], np.cumsum(counts)))
@@ -135,7 +146,7 @@ class Rows:
         return (self.positions + 1) // ratio if ratio > 1 else self.positions + 1
 
     def closing(self, ratio: int, block_tokens: int) -> "Closing":
-        """The compressed entries that these rows complete."""
+        """The compressed entries that these rows complete; those of known tokens go where nobody reads."""
         if ratio not in self._closing:
             positions, per_block = self.positions.numpy(), block_tokens // ratio
             rows = (
@@ -144,7 +155,9 @@ class Rows:
                 else np.arange(self.num_rows)
             )
             entries = positions[rows] // ratio
-            blocks = self.tables.numpy()[self.span_of.numpy()[rows], entries // per_block]
+            span_of = self.span_of.numpy()[rows]
+            blocks = self.tables.numpy()[span_of, entries // per_block]
+            blocks[positions[rows] < self._known[span_of]] = 0  # which belongs to nobody
             self._closing[ratio] = Closing(
                 rows=torch.from_numpy(rows),
                 blocks=torch.from_numpy(blocks),
@@ -169,7 +182,11 @@ class Batch:
         counts = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
         starts = np.array([span.start for span in spans], dtype=np.int64)
         slots = np.array([span.slot for span in spans], dtype=np.int64)
-        tails = np.array([span.tail_start for span in spans], dtype=np.int64)
+        window_floors = np.array([span.floor for span in spans], dtype=np.int64)
+        known = np.array([span.known for span in spans], dtype=np.int64)
+        tails = np.maximum(
+            np.array([span.tail_start for span in spans], dtype=np.int64), window_floors
+        )
         tables = np.zeros(
             (len(spans), max((len(span.blocks) for span in spans), default=1) or 1), dtype=np.int64
         )
@@ -181,13 +198,14 @@ class Batch:
                 starts=first,
                 counts=number,
                 floors=floors,
+                known=known,
                 slots=slots,
                 tables=tables,
                 window=window,
                 ring_rows=ring_rows,
             )
 
-        self.rows = make_rows(starts, counts, np.zeros_like(starts))
+        self.rows = make_rows(starts, counts, window_floors)
         skipped = np.clip(tails - starts, 0, counts)
         if not skipped.any() and np.all(np.maximum(starts - window + 1, 0) >= tails):
             self.tail, self.tail_of = self.rows, None

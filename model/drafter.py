@@ -73,6 +73,7 @@ class DraftRows(Rows):
             starts=np.array([span.position for span in spans], dtype=np.int64),
             counts=np.full(len(spans), block_size, dtype=np.int64),
             floors=np.array([max(span.floor, 0) for span in spans], dtype=np.int64),
+            known=np.zeros(len(spans), dtype=np.int64),
             slots=np.array([span.slot for span in spans], dtype=np.int64),
             tables=np.zeros((len(spans), 1), dtype=np.int64),
             window=window,
