@@ -38,9 +38,13 @@ class DecodeActor(_Shell):
 
 
 def create_actor(
-    who: RankId, config: ClusterConfig, builder: RankBuilder | None, group: PlacementGroup
+    who: RankId,
+    config: ClusterConfig,
+    builder: RankBuilder | None,
+    group: PlacementGroup,
+    name: str,
 ) -> Any:
-    """Ask Ray for the actor of one rank, in its bundle; returns the handle at once."""
+    """Ask Ray for the actor of one rank, in its bundle, known in this job as ``name``; returns the handle at once."""
     actor_class, pool = (
         (PrefillActor, config.prefill) if who.kind == "prefill" else (DecodeActor, config.decode)
     )
@@ -52,6 +56,7 @@ def create_actor(
         "scheduling_strategy": PlacementGroupSchedulingStrategy(
             group, placement_group_bundle_index=who.rank
         ),
+        "name": name,
         "max_concurrency": _THREADS,
         "max_restarts": 0,
     }

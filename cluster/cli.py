@@ -33,11 +33,16 @@ COMMANDS = {
     "bench eplb": ("compare rebalancing plans on the same loads", ".bench.eplb"),
     "eplb plan": ("plan the placement of experts for a saved load", ".eplb.commands.plan"),
     "eplb replay": ("rebalance over a saved load as a deployment would", ".eplb.commands.replay"),
+    "eplb record": ("run a batch and save which experts it uses", ".eplb.commands.record"),
     "eplb show": ("show where experts lie and how even the load is", ".eplb.commands.show"),
     "eplb make-load": ("save a synthetic load", ".eplb.commands.make_load"),
+    "cache stat": ("show what a folder of stored blocks holds", ".cache.stat"),
+    "cache verify": ("read every stored block of a folder and list broken ones", ".cache.verify"),
+    "cache clear": ("remove the stored blocks of a folder", ".cache.clear"),
     "config": ("print a deployment with every default filled in", ".show_config"),
 }
 GROUPS = {
+    "cache": "look after folders of stored blocks",
     "bench": "measure parts of the cluster",
     "eplb": "see and plan how the load is spread over ranks that share experts",
 }

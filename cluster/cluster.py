@@ -27,6 +27,8 @@ from ..transfer.errors import RankError
 from ..transfer.request import Completion, Request
 from .config import ClusterConfig, checkpoint_dir
 from .dispatch import Dispatcher
+from .eplb.pools import ExpertPools
+from .eplb.watch import Piece
 from .instance import Fleet
 from .placement import node_list, plan_gangs
 from .progress import SilentProgress, StartProgress
@@ -53,6 +55,7 @@ class Cluster:
         )
         self._thread.start()
         self._dispatcher: Dispatcher | None = None
+        self._experts: ExpertPools | None = None
         self._answers: set[Future[Completion]] = set()
         self._closed = False
         atexit.register(self.shutdown)
@@ -78,7 +81,7 @@ class Cluster:
             fleet = Fleet(config, builder, progress)
             cluster = cls(config, session, fleet)
             cluster._run(fleet.start(gangs))
-            cluster._dispatcher = cluster._run(cluster._dispatch())
+            cluster._run(cluster._serve())
         except BaseException:
             if cluster is None:
                 session.close()
@@ -141,6 +144,18 @@ class Cluster:
         """Raises IntegrityError if the books of any living rank do not balance."""
         self._run(self._running().ask("check_integrity"))
 
+    def eplb_report(self) -> dict[str, Any]:
+        """Pool -> where its experts lie, how even the load of its ranks is and what was moved; see ``eplb.report``.
+
+        Pools whose instances have one rank are left out. Raises RankError or DeadlineError where an EPLB actor does not
+        answer; the ranks serve on without it.
+        """
+        return self._run(self._expert_pools().report())
+
+    def expert_series(self, pool: str, since: int = 0) -> list[Piece]:
+        """Passes [n] that ranks still know, from ``since`` on, and rows [n, layers, experts]: a pair an instance."""
+        return self._run(self._expert_pools().series(pool, since))
+
     def shutdown(self) -> None:
         """End every rank, give the placement back, and end Ray if it was started here. Idempotent."""
         if self._closed:
@@ -162,6 +177,11 @@ class Cluster:
             raise RankError("the cluster is shut down")
         return self._dispatcher
 
+    def _expert_pools(self) -> ExpertPools:
+        if self._closed or self._experts is None:
+            raise RankError("the cluster is shut down")
+        return self._experts
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do ``work`` on the cluster's loop and wait; if the waiting is interrupted, the work is cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -171,8 +191,12 @@ class Cluster:
             future.cancel()
             raise
 
-    async def _dispatch(self) -> Dispatcher:
-        return Dispatcher(self.config, self._fleet.ranks, self._fleet.context_tokens)
+    async def _serve(self) -> None:
+        """Everything that lives on our event loop and needs ranks that are ready."""
+        fleet = self._fleet
+        self._dispatcher = Dispatcher(self.config, fleet.ranks, fleet.context_tokens)
+        kinds = ("prefill", "decode")
+        self._experts = ExpertPools(self.config, {kind: fleet.instances(kind) for kind in kinds})
 
     async def _close(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -180,4 +204,6 @@ class Cluster:
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=_MARGIN_S)
+        if self._experts is not None:
+            await self._experts.close()
         await self._fleet.stop()

@@ -25,6 +25,7 @@ from ..model.experts_config import ExpertsConfig
 from ..prefill.config import PrefillConfig
 from ..transfer.errors import ConfigError
 from ..transfer.nixl_options import NixlOptions
+from .eplb.config import EplbConfig
 from .router.least_load import RouterConfig
 from .strict import build_section, plain, read_yaml, require
 
@@ -130,6 +131,8 @@ class PoolConfig:
     """State slots on one rank, slot 0 (reserved) included: at most this many requests less one are in flight."""
     experts: ExpertsConfig = field(default_factory=ExpertsConfig)
     """How the ranks of an instance share experts."""
+    eplb: EplbConfig = field(default_factory=EplbConfig)
+    """When experts move between them."""
     placement: PlacementSection = field(default_factory=PlacementSection)
     """Where the ranks run."""
     rendezvous_port: int = 0
@@ -242,8 +245,10 @@ class ClusterConfig:
 
     model: ModelSection
     """Which network, in which arithmetic."""
-    split: Literal["classic"] = "classic"
-    """Where the network is cut: `classic` hands over global KV and all windows; prefill holds all layers."""
+    split: Literal["classic", "seam"] = "classic"
+    """Where the network is cut. `classic`: prefill holds all layers and hands over global KV and all windows. `seam`:
+    prefill holds the encoder layers alone and hands over global KV, their windows and what the decoder layers start
+    from in the last `keep` rows; decode runs these rows inside its steps. Tokens are the same."""
     transfer: TransferSection = field(default_factory=TransferSection)
     """How a handoff crosses."""
     prefill: PrefillPool

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..decode.events import DecodeEvent, DecodeFailed, Tokens
+from ..model.expert_flip import Flip
 from ..prefill.events import Offered, PrefillEvent
 from ..transfer.errors import CheckpointError, IntegrityError, TransferError
 from ..transfer.messages import Handoff
@@ -64,9 +65,13 @@ class FakePrefillRank:
     def pump(self) -> None:
         """Nothing to answer."""
 
-    def step(self, outlooks: Sequence[Sequence[float]] = ()) -> Sequence[PrefillEvent]:
+    def step(
+        self,
+        outlooks: Sequence[Sequence[float]] = (),
+        flips: Sequence[Flip] = (),
+    ) -> Sequence[PrefillEvent]:
         """Offer everything that waits."""
-        del outlooks
+        del outlooks, flips
         requests, self._queue = self._queue, {}
         self._num_offered += len(requests)
         return [self._offer(request) for request in requests.values()]
@@ -131,9 +136,13 @@ class FakeDecodeRank:
     def pump(self) -> None:
         """Nothing to answer."""
 
-    def step(self, outlooks: Sequence[Sequence[float]] = ()) -> Sequence[DecodeEvent]:
+    def step(
+        self,
+        outlooks: Sequence[Sequence[float]] = (),
+        flips: Sequence[Flip] = (),
+    ) -> Sequence[DecodeEvent]:
         """One token for each request, or what its fault says."""
-        del outlooks
+        del outlooks, flips
         wanted = [
             request_id for request_id in self._running if request_id not in self._faults.silent
         ]

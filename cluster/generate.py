@@ -24,7 +24,8 @@ from ..decode.sampler import SampledRows, logprobs, sample
 from ..decode.stops import StopChecker
 from ..model.batch import Logits, Span
 from ..model.config import load_config
-from ..model.network import Network, NetworkOptions, load_network
+from ..model.network import Network, load_network
+from ..model.network_options import NetworkOptions
 from ..model.tokenizer import Tokenizer
 from ..prefill.logprobs import prompt_logprobs
 from ..transfer.errors import InvalidRequestError, PromptTooLongError, RankError

@@ -5,7 +5,7 @@
     checked   every rank has looked at its checkpoint
     joined    the ranks of an instance have met at rank 0's node
     loaded    weights are in memory, caches are exposed
-    paired    prefill and decode ranks can reach each other's memory
+    paired    prefill and decode ranks can reach each other's memory, ranks of an instance each other's experts
     ready     turns have begun
 
 All ranks pass a stage before any begins the next one. The first failure is raised with its rank's name; whoever
@@ -70,11 +70,27 @@ class Fleet:
         loads = {n: r.actor.load.remote() for n, r in ranks.items()}
         loaded: dict[str, Loaded] = await self._stage("loaded", loads, timeouts.load_s)
         self.context_tokens = min(each.context_tokens for each in loaded.values())
-        pairs = {n: r.actor.pair.remote(self._peers_of(r.who, loaded)) for n, r in ranks.items()}
+        pairs = {
+            name: rank.actor.pair.remote(
+                self._peers_of(rank.who, loaded), self._expert_peers_of(rank.who, loaded)
+            )
+            for name, rank in ranks.items()
+        }
         await self._stage("paired", pairs, timeouts.pair_s)
         await self._stage(
             "ready", {n: r.actor.begin.remote() for n, r in ranks.items()}, timeouts.process_s
         )
+
+    def instances(self, kind: str) -> list[list[str]]:
+        """The names of a pool's actors, by which Ray knows them, instance by instance, in rank order."""
+        found: dict[int, list[RankId]] = {}
+        for rank in self.ranks.values():
+            if rank.who.kind == kind:
+                found.setdefault(rank.who.index, []).append(rank.who)
+        return [
+            [self._actor_name(who) for who in sorted(found[index], key=lambda who: who.rank)]
+            for index in sorted(found)
+        ]
 
     async def stop(self) -> None:
         """End every rank, politely and then not, and give the placement groups back."""
@@ -93,6 +109,9 @@ class Fleet:
             remove_placement_group(group)
         self.ranks.clear()
         self._groups.clear()
+
+    def _actor_name(self, who: RankId) -> str:
+        return f"headrace-{self._id}-{who.name}"
 
     async def _place(self, gangs: Sequence[Gang]) -> None:
         """One gang after the other, so that the large ones find room as it was planned."""
@@ -117,7 +136,8 @@ class Fleet:
         for gang, group in zip(gangs, self._groups, strict=True):
             for rank in range(len(gang.bundles)):
                 who = RankId(kind=gang.kind, index=gang.index, rank=rank, size=len(gang.bundles))
-                actor = create_actor(who, self._config, self._builder, group)
+                name = self._actor_name(who)
+                actor = create_actor(who, self._config, self._builder, group, name)
                 self.ranks[who.name] = RankProcess(who=who, actor=actor)
                 self._progress.reached(who.name, "placed")
 
@@ -153,6 +173,15 @@ class Fleet:
     def _peers_of(self, who: RankId, loaded: Mapping[str, Loaded]) -> list[bytes]:
         return [
             loaded[name].pairing for name, rank in self.ranks.items() if rank.who.kind != who.kind
+        ]
+
+    def _expert_peers_of(self, who: RankId, loaded: Mapping[str, Loaded]) -> list[bytes]:
+        return [
+            loaded[name].expert_pairing
+            for name, rank in self.ranks.items()
+            if rank.who.instance == who.instance
+            and rank.who.rank != who.rank
+            and loaded[name].expert_pairing
         ]
 
     async def _stage(

@@ -9,11 +9,17 @@ builder's business; ``build.NetworkBuilder`` makes real ranks.
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..transfer.errors import RankError
 from .config import ClusterConfig
 from .rank_loop import Agreement, Event, RankLoop, SteppedRank
+
+if TYPE_CHECKING:  # needs torch, as only a rank's process does
+    from .rank_experts import RankExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +68,26 @@ class Joined(Agreement, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltRank:
-    """A rank ready to take turns. ``context_tokens`` is the longest prompt plus answer that its model allows."""
+    """A rank ready to take turns. ``context_tokens`` is the longest prompt plus answer that its model allows.
+
+    ``experts`` is None for ranks without a model.
+    """
 
     rank: SteppedRank
     peering: Peering
     context_tokens: int
+    experts: "RankExperts | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a rank tells when it has loaded: ``pairing`` is for its peers."""
+    """What a rank tells when it has loaded: ``pairing`` is for its peers of the other pool.
+
+    ``expert_pairing`` is for the ranks of its own instance; empty for a rank that does not move experts.
+    """
 
     pairing: bytes
+    expert_pairing: bytes
     context_tokens: int
 
 
@@ -144,17 +158,32 @@ class RankHost:
             built = self._builder.load(self._who, self._config, self._exchange)
             self._built = built
             self._loop.on_close(built.peering.close)
+            experts = None if built.experts is None else built.experts.peering
+            if experts is not None:
+                self._loop.on_close(experts.close)
             self._loop.on_close(built.rank.close)
-            return Loaded(pairing=built.peering.pairing(), context_tokens=built.context_tokens)
+            return Loaded(
+                pairing=built.peering.pairing(),
+                expert_pairing=b"" if experts is None else experts.pairing(),
+                context_tokens=built.context_tokens,
+            )
 
         return self._loop.call(run, self._config.timeouts.load_s, "loading")
 
-    def pair(self, pairings: Sequence[bytes]) -> None:
-        """Stage: make every peer reachable; also used when a peer comes back as another incarnation."""
+    def pair(self, pairings: Sequence[bytes], expert_pairings: Sequence[bytes] = ()) -> None:
+        """Stage: make every peer reachable; also used when a peer comes back as another incarnation.
+
+        ``expert_pairings`` are those of the other ranks of our instance.
+        """
 
         def run() -> None:
             for pairing in pairings:
                 self._loaded().peering.connect(pairing)
+            if expert_pairings:
+                experts = self._experts().peering
+                assert experts is not None, "all ranks of an instance move experts, or none does"
+                for pairing in expert_pairings:
+                    experts.connect(pairing)
 
         self._loop.call(run, self._config.timeouts.pair_s, "pairing")
 
@@ -162,7 +191,9 @@ class RankHost:
         """Stage: take turns. Every rank of the instance must be told."""
         if self._exchange is None:
             raise RankError(f"{self._who.name} must join its instance before it begins")
-        self._loop.begin(self._loaded().rank, self._exchange)
+        built = self._loaded()
+        mover = None if built.experts is None else built.experts.mover
+        self._loop.begin(built.rank, self._exchange, mover)
 
     def submit_many(self, items: Sequence[tuple[Any, ...]]) -> None:
         """Requests in order: (request) for prefill, (request, handoff) for decode. A refusal becomes an event."""
@@ -178,7 +209,25 @@ class RankHost:
 
     def stats(self) -> dict[str, Any]:
         """The rank's counters and gauges."""
-        return self._loop.stats(self._config.timeouts.step_s)
+        counters = self._loop.stats(self._config.timeouts.step_s)
+        experts = self._loaded().experts
+        return counters if experts is None else {**counters, **experts.stats()}
+
+    def expert_series(self, since: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Passes [n] from ``since`` on, and the rows [n, layers, experts] that we routed; never waits for a turn."""
+        return self._experts().series(since)
+
+    def expert_state(self) -> dict[str, Any]:
+        """Where our experts lie and what is moving; see ``RankExperts.state``."""
+        limit = self._config.timeouts.step_s
+        return self._loop.call(lambda: self._experts().state(), limit, "expert_state")
+
+    def offer_experts(self, plan: bytes) -> None:
+        """Accept an ExpertPlan. Raises StalePlanError, PlacementError or MessageError; nothing is changed then."""
+        from ..model.expert_plan import ExpertPlan  # here, because only a rank's process needs it
+
+        limit, decoded = self._config.timeouts.step_s, ExpertPlan.from_bytes(plan)
+        self._loop.call(lambda: self._experts().offer(decoded), limit, "offer_experts")
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if the rank's books do not balance."""
@@ -187,6 +236,12 @@ class RankHost:
     def shutdown(self) -> bool:
         """Close everything. False if the present turn does not end in time; the process then has to be killed."""
         return self._loop.stop(self._config.timeouts.shutdown_s / 2)
+
+    def _experts(self) -> "RankExperts":
+        experts = self._loaded().experts
+        if experts is None:
+            raise RankError(f"{self._who.name} has no model, and so no experts")
+        return experts
 
     def _loaded(self) -> BuiltRank:
         if self._built is None:

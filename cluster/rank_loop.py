@@ -3,12 +3,13 @@
     callers' threads                         the loop's thread
     call(fn)       --> commands -->   run commands, in order
     submit_many()  -->                pump()                        answer peers, expire leases
-                                      exchange.gather(rank.outlook)    the whole instance agrees
-    collect()      <-- events  <--    step(outlooks), or a short nap
+                                      gather(outlook, told)         the whole instance agrees
+    collect()      <-- events  <--    step(outlooks, flips), or a short nap
 
 Every rank of an instance gathers the outlooks once a turn, and steps exactly when any of them has work; a rank without
-work steps with zero rows. If the thread dies, everything that is asked of the loop later raises RankError with the
-cause, after the events that happened before.
+work steps with zero rows. What moves experts between ranks tells its numbers in the same gather, and what follows from
+them happens in the same turn on every rank, directly before the pass of its step. If the thread dies, everything that
+is asked of the loop later raises RankError with the cause, after the events that happened before.
 """
 
 import logging
@@ -19,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from ..model.expert_flip import Flip
 from ..transfer.errors import DeadlineError, HeadraceError, RankError
 
 _log = logging.getLogger(__name__)
@@ -62,8 +64,13 @@ class SteppedRank(Protocol):
         """Answer peers and expire leases; cheap."""
         ...
 
-    def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
-        """One turn of the instance, whose ranks have ``outlooks``; with zero rows if there is no work here."""
+    def step(
+        self, outlooks: Sequence[Sequence[float]], flips: Sequence[Flip] = ()
+    ) -> Sequence[Event]:
+        """One turn of the instance, whose ranks have ``outlooks``; with zero rows if there is no work here.
+
+        ``flips`` run between the pass before and the one of this step, which there is whenever there are flips.
+        """
         ...
 
     def check_integrity(self) -> None:
@@ -76,6 +83,31 @@ class SteppedRank(Protocol):
 
     def close(self) -> None:
         """End the threads and processes that the rank started."""
+        ...
+
+
+class Rebalancer(Protocol):
+    """What the loop needs of whatever moves experts. All methods are called from the loop's thread."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether anything is under way."""
+        ...
+
+    def poll(self) -> None:
+        """Go on with what is under way; cheap."""
+        ...
+
+    @property
+    def told(self) -> Sequence[float]:
+        """What the other ranks are told in this turn, always equally many numbers."""
+        ...
+
+    def heed(self, told: Sequence[Sequence[float]]) -> Sequence[Flip]:
+        """What follows in this turn from what all ranks told; equally many flips on every rank.
+
+        One that raises ends its rank before it computes anything wrong.
+        """
         ...
 
 
@@ -109,7 +141,7 @@ class RankLoop:
         self._closers: list[Callable[[], None]] = []
         self._failure: RankError | None = None
         self._stopping = False
-        self._turning: tuple[SteppedRank, Agreement] | None = None
+        self._turning: tuple[SteppedRank, Agreement, Rebalancer | None] | None = None
         self._thread = threading.Thread(target=self._run, name=f"loop of {name}", daemon=True)
         self._thread.start()
 
@@ -148,11 +180,13 @@ class RankLoop:
             with self._work:
                 self._waiting.discard(future)
 
-    def begin(self, rank: SteppedRank, agreement: Agreement) -> None:
-        """From now on take turns; every rank of the instance must begin."""
+    def begin(
+        self, rank: SteppedRank, agreement: Agreement, rebalancer: Rebalancer | None = None
+    ) -> None:
+        """From now on take turns; every rank of the instance must begin, all with a ``rebalancer`` or none."""
         with self._work:
             self._require_alive()
-            self._turning = (rank, agreement)
+            self._turning = (rank, agreement, rebalancer)
             self._work.notify()
 
     def submit_many(self, items: Sequence[tuple[Any, ...]]) -> None:
@@ -216,6 +250,11 @@ class RankLoop:
             raise RankError(f"{self._name} does not serve yet: it is still starting")
         return self._turning[0]
 
+    @property
+    def _is_moving(self) -> bool:
+        rebalancer = None if self._turning is None else self._turning[2]
+        return rebalancer is not None and rebalancer.is_moving
+
     def _require_alive(self) -> None:
         if self._failure is not None:
             raise RankError(*self._failure.args)
@@ -273,14 +312,26 @@ class RankLoop:
             for command in commands:
                 command()
             if self._turning is not None:
-                stepped = self._turn(*self._turning)
-                idle_turns = 0 if stepped or commands else idle_turns + 1
+                if self._turn(*self._turning) or commands:
+                    idle_turns = 0
+                elif not self._is_moving:
+                    idle_turns += 1
+                else:
+                    idle_turns = 1
 
-    def _turn(self, rank: SteppedRank, agreement: Agreement) -> bool:
+    def _turn(self, rank: SteppedRank, agreement: Agreement, rebalancer: Rebalancer | None) -> bool:
         """Whether the instance stepped."""
         rank.pump()
-        outlooks = agreement.gather(rank.outlook)
-        if not any(outlook[0] for outlook in outlooks):
+        flips: Sequence[Flip] = ()
+        if rebalancer is None:
+            outlooks = agreement.gather(rank.outlook)
+        else:
+            rebalancer.poll()
+            outlook = rank.outlook
+            everything = agreement.gather([*outlook, *rebalancer.told])
+            outlooks = [numbers[: len(outlook)] for numbers in everything]
+            flips = rebalancer.heed([numbers[len(outlook) :] for numbers in everything])
+        if not flips and not any(outlook[0] for outlook in outlooks):
             return False
-        self._publish(rank.step(outlooks))
+        self._publish(rank.step(outlooks, flips))
         return True

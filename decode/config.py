@@ -25,6 +25,10 @@ class DecodeConfig:
     """Host memory for the caches of paused requests, in MiB; what it cannot hold is computed again. 0 moves nothing."""
     recompute_tokens: int = 64
     """Rows of dropped caches that one step computes again beside the running requests."""
+    tail_tokens: int = 64
+    """Prompt rows of newcomers that one step runs beside the running requests; for `split: seam`."""
+    num_tails: int = 8
+    """Newcomers whose prompt rows may be arriving or running at a time on a rank; for `split: seam`."""
     overlap: bool = True
     """Plan the next step and deliver the last one while the device runs; false takes turns. Tokens are the same."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -35,7 +39,13 @@ class DecodeConfig:
     """Seconds for measuring what steps cost before a rank serves, once an hour; 0 learns it while serving."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_batch", 1), ("host_cache_mib", 0), ("recompute_tokens", 1)):
+        for name, least in (
+            ("max_batch", 1),
+            ("host_cache_mib", 0),
+            ("recompute_tokens", 1),
+            ("tail_tokens", 1),
+            ("num_tails", 1),
+        ):
             value: float = getattr(self, name)
             if value < least:
                 raise ConfigError(

@@ -13,11 +13,18 @@ from .rooms import Room, Rooms
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """May join the batch, which owns ``room`` from then on."""
+    """May join the batch, which owns ``room`` from then on; ``tail_start`` is its first row in the decoder layers."""
 
     request: Request
     room: Room
+    tail_start: int
     grammar: GrammarState | None
+
+    @property
+    def late_from(self) -> int | None:
+        """The first row that the decoder layers have to run before its first token; None if there is none."""
+        is_late = self.room.tail is not None and self.tail_start < len(self.request.prompt_ids) - 1
+        return self.tail_start if is_late else None
 
 
 class Entrance:
@@ -72,7 +79,8 @@ class Entrance:
             if compiling is not None and language is None:
                 continue
             grammar = GrammarState(language) if language is not None else None
-            entrants.append(Entrant(ready.arrival.request, ready.room, grammar))
+            tail_start = ready.arrival.handoff.tail_start
+            entrants.append(Entrant(ready.arrival.request, ready.room, tail_start, grammar))
             self._compiling.pop(request_id, None)
             del self._ready[request_id]
         return entrants

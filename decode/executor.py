@@ -18,6 +18,7 @@ from torch import Tensor
 from ..model.batch import Span
 from ..model.cache import Cache
 from ..model.config import ModelConfig
+from ..model.expert_flip import Flip
 from ..transfer.errors import HeadraceError, RankError
 from ..transfer.request import TopLogprobs
 from .lane import Lane, Masks, Outcome, StepPlan, accepted, replay_span, turn_span
@@ -73,8 +74,10 @@ class Executor:
         """A lane begins."""
         self._proposer.enter(lane)
 
-    def forward(self, plan: StepPlan) -> Pass:
-        """Exactly one forward pass, of zero spans when the plan is empty."""
+    def forward(self, plan: StepPlan, flips: Sequence[Flip] = ()) -> Pass:
+        """Exactly one forward pass, of zero spans when the plan is empty, after ``flips``."""
+        for flip in flips:
+            flip()
         counts = self._verified(plan)
         spans = [turn_span(turn, count) for turn, count in zip(plan.turns, counts, strict=True)]
         spans += [replay_span(replay) for replay in plan.replays]

@@ -6,12 +6,17 @@ from contextlib import suppress
 from ..transfer.backend import TransferBackend
 from ..transfer.codec import decode, encode
 from ..transfer.errors import LayoutMismatchError, MessageError, PeerLostError, TransferError
+from ..transfer.layout import CacheLayout
 from ..transfer.messages import ConfirmLease, Handoff, LeaseAlive, LeaseGone, ReleaseLease
 from ..transfer.request import Request
 
 
 def check_handoff(
-    request: Request, handoff: Handoff, fingerprint: str, peers: Mapping[str, str]
+    request: Request,
+    handoff: Handoff,
+    layout: CacheLayout,
+    fingerprint: str,
+    peers: Mapping[str, str],
 ) -> None:
     """Raise unless ``handoff`` belongs to ``request``, our layout and a connected incarnation (``peers``: name to it).
 
@@ -32,6 +37,12 @@ def check_handoff(
         raise TransferError(
             f"handoff is for request {handoff.request_id!r} with {handoff.num_tokens} cached tokens; "
             f"the request is {request.request_id!r} with {num_tokens}"
+        )
+    first = min(request.tail_start(layout.keep), num_tokens)
+    if not first <= handoff.tail_start <= num_tokens:
+        raise TransferError(
+            f"handoff of {handoff.request_id!r} begins the decoder layers at token {handoff.tail_start}; with keep = "
+            f"{layout.keep} that is {first} to {num_tokens}"
         )
 
 

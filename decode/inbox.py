@@ -11,7 +11,7 @@ from itertools import count
 
 from ..model.cache import Cache
 from ..transfer.backend import TransferBackend
-from ..transfer.checksum import verify
+from ..transfer.checksum import verify, verify_tail
 from ..transfer.errors import (
     IntegrityError,
     LeaseExpiredError,
@@ -19,7 +19,7 @@ from ..transfer.errors import (
     TransferError,
 )
 from ..transfer.messages import Handoff, LeaseAlive, LeaseGone
-from ..transfer.plan import plan_copies
+from ..transfer.plan import TailCopy, plan_copies
 from ..transfer.request import Request
 from .admission import Demand, Supply, count_admissible
 from .arrival import (
@@ -182,7 +182,7 @@ class Inbox:
             Supply(
                 num_blocks=self._rooms.num_blocks,
                 free_blocks=self._rooms.free_blocks,
-                free_slots=self._rooms.free_slots,
+                free_slots=self._rooms.free_arrivals,
                 free_places=free_places - self.num_arriving,
                 num_growing=num_growing + self.num_growing,
                 num_paused=num_paused,
@@ -193,18 +193,20 @@ class Inbox:
 
     def _start(self, key: int, arrival: Arrival, now: float) -> None:
         handoff = arrival.handoff
-        room = self._rooms.try_take(arrival.num_blocks)
+        room = self._rooms.try_take(arrival.num_blocks, with_tail=True)
         if room is None:
             raise IntegrityError(f"admitted {handoff.request_id!r} without room for it")
         try:
-            check_handoff(arrival.request, handoff, self._fingerprint, self._backend.peers)
+            layout = self._cache.layout
+            check_handoff(arrival.request, handoff, layout, self._fingerprint, self._backend.peers)
             plan = plan_copies(
-                self._cache.layout,
+                layout,
                 handoff.num_tokens,
                 handoff.blocks,
                 handoff.slot,
                 room.blocks,
                 room.slot,
+                None if room.tail is None else TailCopy(handoff.tail_rows, handoff.tail, room.tail),
             )
             read = self._backend.start_read(handoff.holder, plan.copies)
         except TransferError as error:
@@ -264,6 +266,14 @@ class Inbox:
                 handoff.block_checksums,
                 handoff.slot_checksum,
             )
+            if state.room.tail is not None:
+                verify_tail(
+                    self._cache.layout,
+                    self._cache.tails,
+                    state.room.tail,
+                    handoff.tail_rows,
+                    handoff.tail_checksum,
+                )
         except TransferError as error:
             self._drop(key, error)
             return

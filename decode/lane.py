@@ -33,6 +33,7 @@ class Lane:
     request: Request
     slot: int
     tail_start: int
+    tail: int = 0
     output_ids: list[int] = field(default_factory=list[int])
     drafts: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
@@ -59,12 +60,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Rows ``start`` .. ``start + count`` - 1 of a request whose cache was dropped."""
+    """Rows ``start`` .. ``start + count`` - 1 of a request whose cache is not whole.
+
+    It was dropped; or, where the network is cut between the pools, the decoder layers have ``late`` rows to run.
+    """
 
     lane: Lane
     blocks: tuple[int, ...]
     start: int
     count: int
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +130,7 @@ def turn_span(turn: Turn, num_drafts: int) -> Span:
 
 
 def replay_span(replay: Replay) -> Span:
-    """Rows that were computed before, for their caches alone."""
+    """Rows that run for their caches alone."""
     lane = replay.lane
     return Span(
         token_ids=ids_between(lane, replay.start, replay.start + replay.count),
@@ -134,6 +139,8 @@ def replay_span(replay: Replay) -> Span:
         slot=lane.slot,
         blocks=replay.blocks,
         tail_start=lane.tail_start,
+        tail=lane.tail,
+        late=replay.late,
         logits=Logits.NONE,
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.expert_flip import Flip
 from ..transfer.backend import TransferBackend
 from ..transfer.errors import HeadraceError, InvalidRequestError
 from ..transfer.messages import Handoff
@@ -173,19 +174,22 @@ class DecodeRank:
             self._entrance.forget(failure.request_id)
             self._fail(failure.request_id, failure.error)
 
-    def step(self, outlooks: Sequence[Sequence[float]] = ()) -> list[DecodeEvent]:
-        """One turn of the instance: one forward pass if any of its ranks wants one, of zero spans if we do not."""
+    def step(
+        self, outlooks: Sequence[Sequence[float]] = (), flips: Sequence[Flip] = ()
+    ) -> list[DecodeEvent]:
+        """One turn of the instance: one forward pass if any of its ranks wants one, of zero spans if we do not.
+
+        ``flips`` run directly before that pass, which there is then in any case.
+        """
         outlooks = outlooks or [self.outlook]
         launched = None
-        if any(outlook[1] for outlook in outlooks):
+        if flips or any(outlook[1] for outlook in outlooks):
             began = time.perf_counter()
             budget = self._speculation.budget([outlook[2:] for outlook in outlooks])
             stalled = self._relieve(budget.max_drafts)
-            plan, residents = plan_step(
-                self._residents.running, budget, stalled, self._config.recompute_tokens
-            )
+            plan, residents = plan_step(self._residents.running, budget, stalled, self._config)
             plan_s = self._outlook_s + time.perf_counter() - began
-            launched = self._launch(plan, residents, plan_s)
+            launched = self._launch(plan, residents, plan_s, flips)
         self._finish_current()
         if launched is not None:
             self._launch_sampling(launched)
@@ -222,11 +226,7 @@ class DecodeRank:
         self._entrance.close()
 
     def _knows(self, request_id: str) -> bool:
-        return (
-            request_id in self._residents
-            or request_id in self._inbox
-            or request_id in self._entrance
-        )
+        return any(request_id in part for part in (self._residents, self._inbox, self._entrance))
 
     def _limit(self, request: Request) -> int:
         return output_limit(
@@ -253,7 +253,8 @@ class DecodeRank:
         lane = Lane(
             request=request,
             slot=entrant.room.slot,
-            tail_start=request.tail_start(self._layout.keep),
+            tail_start=entrant.tail_start,
+            tail=entrant.room.tail or 0,
             grammar=entrant.grammar,
         )
         self._executor.enter(lane)
@@ -270,6 +271,7 @@ class DecodeRank:
                 admitted=self._clock(),
                 last_event=self._timer(),
                 room=entrant.room,
+                late_from=entrant.late_from,
             )
         )
 
@@ -295,12 +297,18 @@ class DecodeRank:
         self._residents.apply(decision, self._meter)
         return decision.stalled
 
-    def _launch(self, plan: StepPlan, residents: dict[Lane, Resident], plan_s: float) -> Step:
+    def _launch(
+        self,
+        plan: StepPlan,
+        residents: dict[Lane, Resident],
+        plan_s: float,
+        flips: Sequence[Flip],
+    ) -> Step:
         for turn in plan.turns:
             residents[turn.lane].in_flight += 1 + turn.max_drafts
         self._num_launched += 1
         with launch_window():
-            forward = self._stream.launch(lambda: self._executor.forward(plan))
+            forward = self._stream.launch(lambda: self._executor.forward(plan, flips))
         return Step(
             number=self._num_launched,
             plan=plan,
@@ -342,6 +350,7 @@ class DecodeRank:
             self._leave(request_id)
             self._fail(request_id, outcome.error)
             return 0
+        self._residents.give_tail(resident)
         count, reason = resident.stops.push(outcome.ids)
         resident.num_known += count
         resident.num_verified += outcome.num_verified
@@ -369,6 +378,8 @@ class DecodeRank:
         )
         outcomes = [outcome for outcome in sampled.outcomes if outcome.ids]
         self._counters.step(record, [(o.num_verified, len(o.ids) - 1) for o in outcomes])
+        if any(replay.late for replay in step.plan.replays):
+            return  # such rows run half of the layers: neither figure is for them
         if record.num_replayed > record.num_rows:
             self._meter.recomputed(record.num_replayed + record.num_rows, record.forward_s)
         elif record.num_rows and not record.num_replayed:

@@ -27,7 +27,8 @@ class Resident:
     """A request as the planner knows it. Paused ones have no ``room``.
 
     ``num_known`` tokens of the answer were handled, steps in flight may add ``in_flight`` more. ``num_replayed`` rows
-    of a dropped cache are computed again; None where the cache is whole.
+    of a dropped cache are computed again; ``late_from`` is the next row of its tail that the decoder layers have to
+    run. Each is None where there is nothing to do.
     """
 
     lane: Lane
@@ -40,6 +41,7 @@ class Resident:
     num_known: int = 0
     in_flight: int = 0
     num_replayed: int | None = None
+    late_from: int | None = None
     num_verified: int = 0
     num_accepted: int = 0
     first_token: float = 0.0
@@ -61,6 +63,11 @@ class Resident:
     def num_context(self) -> int:
         """Tokens of prompt and answer that are known."""
         return len(self.lane.request.prompt_ids) + self.num_known
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its caches hold all that the next token needs."""
+        return self.num_replayed is None and self.late_from is None
 
     def event(self, outcome: Outcome, count: int, reason: str | None) -> Tokens:
         """What is reported of the first ``count`` ids of ``outcome``."""
@@ -137,6 +144,11 @@ class Residents:
             self._leaving.append((in_flight, resident.room))
         return resident
 
+    def give_tail(self, resident: Resident) -> None:
+        """Its tail has run."""
+        if resident.room is not None and resident.room.tail is not None:
+            resident.room = self._rooms.give_tail(resident.room)
+
     def settle(self, done: int) -> None:
         """Step ``done`` and all before it are over: rooms that only they wrote to go back."""
         for last, room in self._leaving:
@@ -189,7 +201,7 @@ class Residents:
                         num_blocks=len(room.blocks),
                         need_blocks=max(need, len(room.blocks)),
                         can_grow=grow,
-                        movable=resident.num_replayed is None,
+                        movable=resident.is_whole,
                     )
                 )
         return running, paused
@@ -236,7 +248,7 @@ class Residents:
             resident.parcel.save(self._cache, room)
             meter.moved(resident.parcel.num_bytes, time.perf_counter() - began)
         else:
-            resident.num_replayed = 0
+            resident.num_replayed, resident.late_from = 0, None
         resident.room = None
         self.num_pauses += 1
         self._rooms.give(room)

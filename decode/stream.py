@@ -43,13 +43,13 @@ def launch_window() -> Generator[None]:
 
 
 class Launched(Generic[T]):
-    """Work that was launched. ``seconds`` is how long it ran, once it has run."""
+    """Work that was launched. Once it has run: ``seconds`` is how long that took, ``error`` what it raised."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
         self._done = threading.Event()
         self._result: T | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self.seconds = 0.0
 
     def run(self) -> None:
@@ -58,13 +58,13 @@ class Launched(Generic[T]):
         try:
             self._result = self._work()
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whole
-            self._error = error
+            self.error = error
         self.seconds = time.perf_counter() - began
         self._done.set()
 
     def fail(self, error: BaseException) -> None:
         """End it without running it."""
-        self._error = error
+        self.error = error
         self._done.set()
 
     def result(self) -> T:
@@ -72,8 +72,8 @@ class Launched(Generic[T]):
         if getattr(_window, "open", False) and not self._done.is_set():
             raise IntegrityError("waited for the device inside a launch window")
         self._done.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return cast(T, self._result)
 
 
@@ -102,11 +102,16 @@ class InlineStream:
 
 
 class ThreadStream:
-    """Runs work on a thread of its own. ``name`` appears in thread lists."""
+    """Runs work on a thread of its own. ``name`` appears in thread lists.
+
+    Work that raises is the last that runs, as on a GPU: what was launched after it counts on it, and a pass after one
+    that failed would meet the passes of other ranks in the wrong place. Whatever follows fails with the same error.
+    """
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[Launched[Any] | None] = queue.SimpleQueue()
         self._closed = False
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"stream of {name}", daemon=True)
         self._thread.start()
 
@@ -127,5 +132,8 @@ class ThreadStream:
         while (launched := self._queue.get()) is not None:
             if self._closed:
                 launched.fail(RankError("the stream was closed before this ran"))
+            elif self._error is not None:
+                launched.fail(self._error)
             else:
                 launched.run()
+                self._error = launched.error

@@ -10,6 +10,9 @@ After a prefix hit of N tokens the span begins with rows that are replayed for t
 positions   ---- global KV is there ----|
             floor |== replayed rows ===|==== new rows ====|        floor = N - W at the earliest
                   windows reach no further back           known = N: entries before it are not written again
+
+Where the network is cut between prefill and decode (``split: seam``), prefill leaves the residual streams of the tail
+rows at the entry of the decoder layers in row ``tail`` of the cache's tails. A ``late`` span goes on from there.
 """
 
 from collections.abc import Sequence
@@ -38,7 +41,8 @@ class Span:
     ``history`` holds the ids just before ``start``, oldest first, at least min(3, start) of them. ``blocks`` covers
     all tokens up to the last row. Rows at positions >= ``tail_start`` run the decoder layers, whose windows do not
     reach before it; no window reaches before ``floor``. Global KV of the tokens before ``known`` is there already and
-    stays as it is.
+    stays as it is. The rows of a ``late`` span run the decoder layers only, from what ``tail`` holds for them, and
+    have no logits.
     """
 
     token_ids: tuple[int, ...]
@@ -49,6 +53,8 @@ class Span:
     tail_start: int = 0
     floor: int = 0
     known: int = 0
+    tail: int = 0
+    late: bool = False
     logits: Logits = Logits.NONE
 
 
@@ -167,8 +173,19 @@ class Rows:
         return self._closing[ratio]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TailRows:
+    """Where rows of the decoder layers lie in the cache's tails: rows ``rows`` of ``tails``, int64 [n] each."""
+
+    tails: Tensor
+    rows: Tensor
+
+
 class Batch:
-    """All rows of a pass, those that go on into the decoder layers, and those whose logits are wanted."""
+    """All rows of a pass, those that go on into the decoder layers, and those whose logits are wanted.
+
+    Late spans come last among the rows of the decoder layers, and have no part in anything before.
+    """
 
     def __init__(
         self,
@@ -179,43 +196,59 @@ class Batch:
         pad_token_id: int,
         max_history: int,
     ) -> None:
-        counts = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
-        starts = np.array([span.start for span in spans], dtype=np.int64)
-        slots = np.array([span.slot for span in spans], dtype=np.int64)
-        window_floors = np.array([span.floor for span in spans], dtype=np.int64)
-        known = np.array([span.known for span in spans], dtype=np.int64)
-        tails = np.maximum(
-            np.array([span.tail_start for span in spans], dtype=np.int64), window_floors
-        )
-        tables = np.zeros(
-            (len(spans), max((len(span.blocks) for span in spans), default=1) or 1), dtype=np.int64
-        )
-        for row, span in enumerate(spans):
-            tables[row, : len(span.blocks)] = span.blocks
-
-        def make_rows(first: np.ndarray, number: np.ndarray, floors: np.ndarray) -> Rows:
-            return Rows(
-                starts=first,
-                counts=number,
-                floors=floors,
-                known=known,
-                slots=slots,
-                tables=tables,
-                window=window,
-                ring_rows=ring_rows,
-            )
-
-        self.rows = make_rows(starts, counts, window_floors)
+        early = [span for span in spans if not span.late]
+        late = [span for span in spans if span.late]
+        shape = {"window": window, "ring_rows": ring_rows}
+        starts, counts, floors, tails = _ranges(early)
+        self.rows = _rows(early, starts, counts, floors, **shape)
         skipped = np.clip(tails - starts, 0, counts)
-        if not skipped.any() and np.all(np.maximum(starts - window + 1, 0) >= tails):
-            self.tail, self.tail_of = self.rows, None
-        else:
-            self.tail = make_rows(starts + skipped, counts - skipped, tails)
+        self.tail_of: Tensor | None = None
+        """Rows of the decoder layers as indices into all rows; None when all of them go on."""
+        sees_all = np.all(np.maximum(starts - window + 1, 0) >= tails)
+        if skipped.any():
             kept = self.rows.positions.numpy() >= np.repeat(tails, counts)
             self.tail_of = torch.from_numpy(np.nonzero(kept)[0])
-        """Rows of the decoder layers as indices into all rows; None when they are the same."""
-        self.logit_rows = self._logit_rows(spans)
-        self.token_ids, self.grams = self._token_ids(spans, pad_token_id, max_history)
+        self.tail = self.rows
+        if skipped.any() or not sees_all or late:
+            late_starts, late_counts, _, late_tails = _ranges(late)
+            self.tail = _rows(
+                [*early, *late],
+                np.concatenate((starts + skipped, late_starts)),
+                np.concatenate((counts - skipped, late_counts)),
+                np.concatenate((tails, late_tails)),
+                **shape,
+            )
+        self.late_ids = torch.tensor([t for s in late for t in s.token_ids], dtype=torch.int64)
+        self._late = late
+        self.logit_rows = self._logit_rows([*early, *late])
+        self.token_ids, self.grams = self._token_ids(early, pad_token_id, max_history)
+        self._early = early
+
+    def outgoing(self) -> TailRows:
+        """Where the rows of the decoder layers that end here are left for a late span."""
+        tail = self.tail
+        numbers = np.array([span.tail for span in self._early], dtype=np.int64)
+        first = np.array([max(span.tail_start, span.floor) for span in self._early], dtype=np.int64)
+        span_of = tail.span_of.numpy()
+        return TailRows(
+            tails=torch.from_numpy(numbers[span_of]),
+            rows=torch.from_numpy(tail.positions.numpy() - first[span_of]),
+        )
+
+    def incoming(self) -> TailRows | None:
+        """Where late rows come from; None without any."""
+        if not self._late:
+            return None
+        counts = [len(span.token_ids) for span in self._late]
+        first = [span.start - max(span.tail_start, span.floor) for span in self._late]
+        return TailRows(
+            tails=torch.from_numpy(np.repeat([span.tail for span in self._late], counts)),
+            rows=torch.from_numpy(
+                np.concatenate(
+                    [np.arange(at, at + count) for at, count in zip(first, counts, strict=True)]
+                )
+            ),
+        )
 
     def _logit_rows(self, spans: Sequence[Span]) -> Tensor:
         wanted = np.array([span.logits.value for span in spans], dtype=np.int64)
@@ -240,3 +273,39 @@ class Batch:
         place = np.arange(len(span_of)) + (span_of + 1) * max_history
         grams = np.array(known, dtype=np.int64)[place[:, None] - np.arange(max_history + 1)]
         return torch.from_numpy(grams[:, 0].copy()), torch.from_numpy(grams)
+
+
+def _ranges(spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(first position, rows, floor of the windows, first row of the decoder layers) of every span, int64."""
+    numbers = [
+        (span.start, len(span.token_ids), span.floor, max(span.tail_start, span.floor))
+        for span in spans
+    ]
+    starts, counts, floors, tails = np.array(numbers, dtype=np.int64).reshape(-1, 4).T.copy()
+    return starts, counts, floors, tails
+
+
+def _rows(
+    spans: Sequence[Span],
+    starts: np.ndarray,
+    counts: np.ndarray,
+    floors: np.ndarray,
+    *,
+    window: int,
+    ring_rows: int,
+) -> Rows:
+    """Rows ``starts`` .. of ``spans``, whose windows do not reach before ``floors``."""
+    longest = max((len(span.blocks) for span in spans), default=1) or 1
+    tables = np.zeros((len(spans), longest), dtype=np.int64)
+    for row, span in enumerate(spans):
+        tables[row, : len(span.blocks)] = span.blocks
+    return Rows(
+        starts=starts,
+        counts=counts,
+        floors=floors,
+        known=np.array([span.known for span in spans], dtype=np.int64),
+        slots=np.array([span.slot for span in spans], dtype=np.int64),
+        tables=tables,
+        window=window,
+        ring_rows=ring_rows,
+    )

@@ -3,10 +3,13 @@
     blocks uint8 [num_blocks, block_bytes]     one row = block_tokens tokens of every KV source layer
       | layer 2 main | layer 2 index | layer 8 main | ... | layer 20 index |
     slots  uint8 [num_slots, slot_bytes]       one row = everything else a request owns
-      | window ring of layer 0 | ... | window ring of the last drafter block | pending pairs of layer 2 | ...
+      | window rings of the encoder layers | pending pairs of layer 2 | ... | rings of decoder layers, drafter blocks |
+    tails  uint8 [num_tails, keep * row]       one row = what the decoder layers of a prompt's tail start from
+      | residual streams and their weights at position tail_start | tail_start + 1 | ... |        ``split: seam`` only
 
 A token at position p has its window row at ``p % ring_rows`` and, in a layer of ratio 2, its pending pair at
-``p % PENDING_ROWS``. Block 0 and slot 0 belong to nobody: rows that only fill up a tile point there.
+``p % PENDING_ROWS``. Block 0 and slot 0 belong to nobody: rows that only fill up a tile point there. Where prefill
+holds the encoder layers only, a slot's second half stays there and never travels.
 """
 
 from collections.abc import Sequence
@@ -15,8 +18,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.storage import KvFormat
+from ..transfer.backend import Arenas
 from ..transfer.errors import IntegrityError
 from ..transfer.layout import BlockSection, CacheLayout
+from .batch import TailRows
 from .config import ModelConfig
 
 BACKTRACK_TOKENS = 12
@@ -44,9 +49,18 @@ def _num_windows(config: ModelConfig) -> int:
 
 
 def cache_layout(
-    config: ModelConfig, fmt: KvFormat, block_tokens: int, keep: int, model_fingerprint: str
+    config: ModelConfig,
+    fmt: KvFormat,
+    block_tokens: int,
+    keep: int,
+    model_fingerprint: str,
+    *,
+    seam: bool = False,
 ) -> CacheLayout:
-    """The byte layout of blocks and slots. ``block_tokens`` is even, so that no pair straddles two blocks."""
+    """The byte layout of blocks, slots and, with ``seam``, tails.
+
+    ``block_tokens`` is even, so that no pair straddles two blocks.
+    """
     sections: list[BlockSection] = []
     offset = 0
     for layer in config.kv_source_layer_ids:
@@ -65,7 +79,9 @@ def cache_layout(
             )
             offset += block_tokens // ratio * row_bytes
     ring_rows = config.sliding_window + BACKTRACK_TOKENS
-    windows = _num_windows(config) * ring_rows * fmt.window.row_bytes(config.head_dim)
+    ring = ring_rows * fmt.window.row_bytes(config.head_dim)
+    encoder = _align(config.split_layer * ring)
+    decoder = (_num_windows(config) - config.split_layer) * ring
     pending = len(_pair_sources(config)) * PENDING_ROWS * 2 * config.head_dim * 4
     return CacheLayout(
         model_fingerprint=model_fingerprint,
@@ -73,15 +89,17 @@ def cache_layout(
         block_tokens=block_tokens,
         block_bytes=offset,
         sections=tuple(sections),
-        slot_bytes=_align(windows) + pending,
+        slot_bytes=encoder + _align(pending) + decoder,
         window=config.sliding_window,
         ring_rows=ring_rows,
         keep=keep,
+        private_bytes=decoder if seam else 0,
+        tail_row_bytes=4 * config.hc_mult * (config.hidden_size + 1) if seam else 0,
     )
 
 
 class Cache:
-    """The two byte arenas of a rank, and typed views into them by layer."""
+    """The byte arenas of a rank, and typed views into them by layer."""
 
     def __init__(
         self,
@@ -90,6 +108,7 @@ class Cache:
         layout: CacheLayout,
         num_blocks: int,
         num_slots: int,
+        num_tails: int = 0,
     ) -> None:
         self.format = fmt
         self.layout = layout
@@ -105,19 +124,52 @@ class Cache:
             views = self.main if part == "main" else self.index
             views[int(layer)] = data.unflatten(1, (entries, section.entry_bytes))
         row_bytes = fmt.window.row_bytes(config.head_dim)
-        num_windows = _num_windows(config)
         ring_bytes = layout.ring_rows * row_bytes
-        windows = self.slots[:, : num_windows * ring_bytes]
-        self.window = windows.unflatten(1, (num_windows, layout.ring_rows, row_bytes)).unbind(1)
+        encoder, pairs = config.split_layer, _pair_sources(config)
+        pair_bytes = PENDING_ROWS * 2 * config.head_dim * 4
+        after_encoder = _align(encoder * ring_bytes)
+        after_pairs = after_encoder + _align(len(pairs) * pair_bytes)
+        self.window = [
+            self._slot_part(begin, count * ring_bytes).unflatten(
+                1, (count, layout.ring_rows, row_bytes)
+            )[:, number]
+            for begin, count in ((0, encoder), (after_pairs, _num_windows(config) - encoder))
+            for number in range(count)
+        ]
         """Per layer, drafter blocks last: bytes [num_slots, ring_rows, row bytes]."""
-        self.pending: dict[int, Tensor] = {}
+        self.pending = {
+            layer: self._slot_part(after_encoder + number * pair_bytes, pair_bytes)
+            .view(torch.float32)
+            .unflatten(1, (PENDING_ROWS, 2, config.head_dim))
+            for number, layer in enumerate(pairs)
+        }
         """Per ratio-2 source: float32 [num_slots, PENDING_ROWS, 2 (value, gate), head_dim]."""
-        offset = _align(num_windows * ring_bytes)
-        length = PENDING_ROWS * 2 * config.head_dim * 4
-        for layer in _pair_sources(config):
-            pairs = self.slots[:, offset : offset + length].view(torch.float32)
-            self.pending[layer] = pairs.unflatten(1, (PENDING_ROWS, 2, config.head_dim))
-            offset += length
+        shape = (num_tails, layout.keep, layout.tail_row_bytes // 4)
+        self._tail_rows = torch.zeros(shape, dtype=torch.float32)
+        self.tails = self._tail_rows.flatten(1).view(torch.uint8)
+        self._streams = config.hc_mult, config.hidden_size
+
+    @property
+    def arenas(self) -> Arenas:
+        """What a transport exposes to the ranks that read from here."""
+        return Arenas(layout=self.layout, blocks=self.blocks, slots=self.slots, tails=self.tails)
+
+    def _slot_part(self, begin: int, num_bytes: int) -> Tensor:
+        return self.slots[:, begin : begin + num_bytes]
+
+    def put_tails(self, where: TailRows, streams: Tensor, pre: Tensor) -> None:
+        """Keep ``streams`` [n, K, H] and ``pre`` [n, K] for the decoder layers of a late span."""
+        values = torch.cat((streams.flatten(1), pre), dim=1)
+        self._tail_rows.numpy()[where.tails.numpy(), where.rows.numpy()] = values.numpy()
+
+    def take_tails(self, where: TailRows) -> tuple[Tensor, Tensor]:
+        """What ``put_tails`` kept."""
+        found = self._tail_rows.numpy()[where.tails.numpy(), where.rows.numpy()]
+        values = torch.from_numpy(found)
+        mult, hidden = self._streams
+        return values[:, : mult * hidden].unflatten(1, (mult, hidden)).contiguous(), values[
+            :, mult * hidden :
+        ].contiguous()
 
     def clear_slot(self, slot: int) -> None:
         """Zero a slot before another request moves in."""

@@ -4,7 +4,7 @@ Shapes: T rows, K streams, H hidden, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..kernels.moe import ExpertShape
 from ..kernels.reference.norm import rope_frequencies, yarn_frequencies
 from ..kernels.storage import KV_FORMATS
 from ..transfer.errors import ConfigError, PlacementError
-from .batch import Batch, Logits, Span
+from .batch import Batch, Logits, Rows, Span
 from .cache import Cache, cache_layout, default_keep
 from .checkpoint import Checkpoint
 from .config import ModelConfig
@@ -27,57 +27,28 @@ from .drafter import Drafter, DraftSpan
 from .engram_tables import engram_tables
 from .expert_counts import ExpertCounts
 from .expert_store import ExpertStore
-from .experts_config import ExpertsConfig
 from .layers.attention import Selection
 from .layers.engram import Engram
+from .layers.entry import DecoderEntry
 from .layers.layer import Layer, Observer
 from .layers.moe import ExpertShare
 from .layers.weights import LayerSettings, Weights
+from .network_options import NetworkOptions
 from .parallel import ExpertExchange, LocalExchange
 from .parts import Crew, Order, cut_spans, take_rows
 from .placement import ExpertPlacement, slots_per_rank
 from .tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
-    """How a checkpoint is run on a rank.
+@dataclass(slots=True)
+class _Flow:
+    """What goes from layer to layer: streams [T, K, H], their weights [T, K], image mask [T], rows, selection."""
 
-    numerics: ``released`` rounds caches, index and inputs of products as the model was trained; ``plain`` is
-        mathematics only. deterministic: a row's bits do not depend on its neighbours. block_tokens: tokens a block of
-        global KV. num_blocks, num_slots: size of the caches, one of each reserved for padding. keep: prompt rows that
-        run the decoder layers; None is a window plus back-tracking. experts: how ranks share them. placement: where
-        they lie at first, the same on every rank; None is ``ExpertPlacement.initial``.
-    """
-
-    numerics: str = "released"
-    deterministic: bool = True
-    block_tokens: int = 128
-    num_blocks: int = 65
-    num_slots: int = 9
-    keep: int | None = None
-    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
-    placement: ExpertPlacement | None = None
-
-    def __post_init__(self) -> None:
-        if self.numerics not in KV_FORMATS:
-            raise ConfigError(
-                f"numerics = {self.numerics!r}: allowed are {', '.join(sorted(KV_FORMATS))}"
-            )
-        if self.block_tokens < 2 or self.block_tokens % 2:
-            raise ConfigError(
-                f"block_tokens = {self.block_tokens}: must be an even number of at least 2"
-            )
-        if self.experts.dispatch == "fp8" and self.numerics != "released":
-            raise ConfigError(
-                f"dispatch = 'fp8' with numerics = {self.numerics!r}: rows are rounded to FP8 by released numerics"
-                " only; use dispatch = 'float32'"
-            )
-        for name, value in (("num_blocks", self.num_blocks), ("num_slots", self.num_slots)):
-            if value < 2:
-                raise ConfigError(
-                    f"{name} = {value}: must be at least 2, the first is reserved for padding"
-                )
+    streams: Tensor
+    pre: Tensor
+    image: Tensor
+    rows: Rows
+    selection: Selection
 
 
 class Network:
@@ -99,13 +70,19 @@ class Network:
             raise ConfigError(
                 f"keep = {keep}: must be at least the window, {config.sliding_window}"
             )
-        layout = cache_layout(config, fmt, options.block_tokens, keep, checkpoint.fingerprint())
-        self.cache = Cache(config, fmt, layout, options.num_blocks, options.num_slots)
+        layout = cache_layout(
+            config,
+            fmt,
+            options.block_tokens,
+            keep,
+            checkpoint.fingerprint(),
+            seam=options.part != "whole",
+        )
+        num_tails = options.num_slots if options.part == "encoder" else options.num_tails
+        self.cache = Cache(config, fmt, layout, options.num_blocks, options.num_slots, num_tails)
         self.keep = keep
         weights = Weights(checkpoint, "", settings)
         self._embedding = weights.tensor("embed.weight")
-        self._head = weights.linear("head", quantized=False)
-        self._norm = weights.tensor("norm.weight")
         self._settings = settings
         self.tokenizer = Tokenizer(checkpoint.directory, config)
         token_map = self.tokenizer.engram_map
@@ -114,16 +91,17 @@ class Network:
         )
         tables = engram_tables(config)
         plain, yarn = _frequencies(config)
-        self._share = _share(config, options, exchange)
+        num_layers = config.split_layer if options.part == "encoder" else config.num_hidden_layers
+        self._share = _share(config, options, exchange, num_layers)
         self._placement = self._share.placement
         self.expert_store = self._share.store
         self.expert_counts = ExpertCounts(
-            config.num_hidden_layers, config.n_routed_experts, options.experts.window
+            num_layers, config.n_routed_experts, options.experts.window
         )
         self.step = 0
         """Forward passes since the warm-up; the same on all ranks of an instance."""
         self._layers: list[Layer] = []
-        for layer in range(config.num_hidden_layers):
+        for layer in range(num_layers):
             own = weights.below(f"layers.{layer}")
             engram = (
                 Engram(own.below("engram"), tables[layer], settings) if layer in tables else None
@@ -134,11 +112,18 @@ class Network:
             )
         self._crew = Crew() if exchange.size == 1 else None
         """Threads; ranks that exchange rows keep to one, so that their exchanges stay in step."""
-        self.drafter = (
-            Drafter(weights, plain, settings, self.cache, self._embedding, self._head)
-            if config.num_nextn_predict_layers
-            else None
-        )
+        self._entry: DecoderEntry | None = None
+        self.drafter: Drafter | None = None
+        if options.part == "encoder":
+            own = weights.below(f"layers.{num_layers}")
+            self._entry = DecoderEntry(own, num_layers, yarn, settings)
+            return
+        self._head = weights.linear("head", quantized=False)
+        self._norm = weights.tensor("norm.weight")
+        if config.num_nextn_predict_layers:
+            self.drafter = Drafter(
+                weights, plain, settings, self.cache, self._embedding, self._head
+            )
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], observe: Observer | None = None) -> Tensor:
@@ -209,57 +194,102 @@ class Network:
         streams = torch.from_numpy(np.repeat(embedded, config.hc_mult, axis=1))
         pre = torch.zeros(streams.shape[:2])
         pre[:, 0] = 1.0
-        rows = batch.rows
-        selection = Selection(rows, self.cache, self._settings)
+        flow = _Flow(streams, pre, image, batch.rows, self._select(batch.rows))
+        x = streams
         features: list[Tensor] = []
         for number, layer in enumerate(self._layers):
             if later is not None and number:
                 later.finish(number - 1)
             if earlier is not None:
                 earlier.wait(number)
-            at_split = number == config.split_layer
-            if rows.num_rows == 0 and not (at_split and batch.rows.num_rows):
+            if number == config.split_layer:
+                x = self._cross(layer, batch, flow, observe)
+            elif flow.rows.num_rows:
+                if layer.engram is not None:
+                    flow.streams, gates = layer.engram(flow.streams, grams, ~image)
+                    if observe:
+                        observe(number, "engram_rows", layer.engram.table_rows(grams))
+                        observe(number, "engram_gate", gates)
+                        observe(number, "after_engram", flow.streams)
+                x = layer.attention_input(flow.streams, flow.pre)
+                self._compress(layer, number, x, flow.rows, observe)
+            if flow.rows.num_rows == 0:
                 layer.moe.join_exchange()
                 continue
-            if layer.engram is not None:
-                streams, gates = layer.engram(streams, grams, ~image)
-                if observe:
-                    observe(number, "engram_rows", layer.engram.table_rows(grams))
-                    observe(number, "engram_gate", gates)
-                    observe(number, "after_engram", streams)
-            x = layer.attention_input(streams, pre)
-            if layer.attention.compressor is not None:
-                latent = layer.attention.compressor.write(x, rows, self.cache)
-                if observe:
-                    observe(number, "latent", latent)
-            if at_split:
-                if batch.tail_of is not None:
-                    x, streams, image = (
-                        take_rows(values, batch.tail_of) for values in (x, streams, image)
-                    )
-                rows = batch.tail
-                selection = Selection(rows, self.cache, self._settings)
-                if rows.num_rows == 0:
-                    layer.moe.join_exchange()
-                    continue
             if self.drafter is not None and number in config.dspark_target_layer_ids:
-                features.append(self.drafter.feature(streams))
-            streams, pre = layer.sublayers(
-                x, streams, rows, image, selection, self.cache, counts[number], observe
+                features.append(self.drafter.feature(flow.streams))
+            flow.streams, flow.pre = layer.sublayers(
+                x,
+                flow.streams,
+                flow.rows,
+                flow.image,
+                flow.selection,
+                self.cache,
+                counts[number],
+                observe,
             )
         self.expert_counts.add(counts)
         if earlier is not None:
             earlier.wait(len(self._layers))
+        if self._entry is not None:
+            self._leave_tails(self._entry, batch, flow)
         if self.drafter is not None and features:
-            self.drafter.write_context(features, rows)
+            self.drafter.write_context(features, flow.rows)
         if later is not None:
             later.finish(len(self._layers))
-        if batch.logit_rows.shape[0] == 0:
-            return torch.zeros(0, config.vocab_size)
         wanted = batch.logit_rows
+        if self._entry is not None or wanted.shape[0] == 0:
+            return torch.zeros(0, config.vocab_size)
+        streams, pre = flow.streams, flow.pre
         if wanted.shape[0] < streams.shape[0]:
             streams, pre = take_rows(streams, wanted), take_rows(pre, wanted)
         return self._head(collapse_norm(streams, pre, self._norm, config.rms_norm_eps))
+
+    def _select(self, rows: Rows) -> Selection:
+        return Selection(rows, self.cache, self._settings)
+
+    def _compress(
+        self, layer: Layer, number: int, x: Tensor, rows: Rows, observe: Observer | None
+    ) -> None:
+        if layer.attention.compressor is not None:
+            latent = layer.attention.compressor.write(x, rows, self.cache)
+            if observe:
+                observe(number, "latent", latent)
+
+    def _cross(self, layer: Layer, batch: Batch, flow: "_Flow", observe: Observer | None) -> Tensor:
+        """From the encoder to the decoder layers, of which ``layer`` is the first; returns its input [T, H].
+
+        All rows leave their global KV. Those of the tails go on, and late ones join them.
+        """
+        x = torch.zeros(0, self.config.hidden_size)
+        if flow.rows.num_rows:
+            x = layer.attention_input(flow.streams, flow.pre)
+            self._compress(layer, self.config.split_layer, x, flow.rows, observe)
+            if batch.tail_of is not None:
+                x, flow.streams, flow.image = (
+                    take_rows(values, batch.tail_of) for values in (x, flow.streams, flow.image)
+                )
+        incoming = batch.incoming()
+        if incoming is not None:
+            streams, pre = self.cache.take_tails(incoming)
+            x = torch.cat((x, layer.attention_input(streams, pre)))
+            flow.streams = torch.cat((flow.streams, streams))
+            flow.image = torch.cat((flow.image, batch.late_ids == self.config.image_token_id))
+        if batch.tail is not batch.rows:
+            flow.rows, flow.selection = batch.tail, self._select(batch.tail)
+        return x
+
+    def _leave_tails(self, entry: DecoderEntry, batch: Batch, flow: "_Flow") -> None:
+        """The end of a pass through the encoder layers: global KV of the first decoder layer, and the tails."""
+        if flow.rows.num_rows == 0:
+            return
+        x = entry.attention_input(flow.streams, flow.pre)
+        entry.compressor.write(x, flow.rows, self.cache)
+        streams, pre = flow.streams, flow.pre
+        if batch.tail_of is not None:
+            streams, pre = take_rows(streams, batch.tail_of), take_rows(pre, batch.tail_of)
+        if streams.shape[0]:
+            self.cache.put_tails(batch.outgoing(), streams, pre)
 
     def warm_up(self) -> None:
         """Compile what a step runs, so that no request waits for it; the first time on a machine takes a minute.
@@ -313,9 +343,11 @@ class Network:
         return torch.where(blocked, pad, self._token_map[token_grams]), is_image[:, 0].contiguous()
 
 
-def _share(config: ModelConfig, options: NetworkOptions, exchange: ExpertExchange) -> ExpertShare:
-    """Room for this rank's experts in all layers, and where they lie. Raises PlacementError."""
-    layers, experts = config.num_hidden_layers, config.n_routed_experts
+def _share(
+    config: ModelConfig, options: NetworkOptions, exchange: ExpertExchange, layers: int
+) -> ExpertShare:
+    """Room for this rank's experts in all its layers, and where they lie. Raises PlacementError."""
+    experts = config.n_routed_experts
     placement = options.placement
     if placement is None:
         placement = ExpertPlacement.initial(

@@ -146,7 +146,7 @@ class ExpertPlacement:
         return counts[:, : self.num_experts]
 
     def with_layer(self, layer: int, slots: NDArray[np.int32]) -> "ExpertPlacement":
-        """This placement with ``slots`` [ranks, S] in ``layer``. Raises PlacementError."""
+        """This placement with ``slots`` [ranks, S] in ``layer``, the one that is checked. Raises PlacementError."""
         if not 0 <= layer < self.layers:
             raise PlacementError(f"layer {layer}: must be 0 to {self.layers - 1}")
         if slots.shape != self.slots.shape[1:]:
@@ -157,7 +157,15 @@ class ExpertPlacement:
         check_layer(slots, self.num_experts, layer)
         changed = self.slots.copy()
         changed[layer] = slots
-        return ExpertPlacement(num_experts=self.num_experts, slots=changed)
+        return self._sound(changed)
+
+    def _sound(self, slots: NDArray[np.int32]) -> "ExpertPlacement":
+        """A placement of our experts in ``slots``, which are known to serve and which nobody else holds."""
+        slots.setflags(write=False)
+        placement = object.__new__(ExpertPlacement)
+        object.__setattr__(placement, "num_experts", self.num_experts)
+        object.__setattr__(placement, "slots", slots)
+        return placement
 
     def to_bytes(self) -> bytes:
         """For the wire and the disk."""

@@ -16,16 +16,18 @@ class PrefillConfig:
 
     chunk_tokens: int = 2048
     """Prompt rows of one step, over all prompts that share it."""
+    chunk_pairs: int = 1 << 24
+    """Attention pairs (a row and a token it may look at) of one step; what bounds a step deep inside a long prompt."""
     lease_s: float = 60.0
     """How long a finished prompt is kept for its reader, the reader's wait for room included."""
     queue_timeout_s: float = 600.0
     """How long a prompt may wait for its first row."""
 
     def __post_init__(self) -> None:
-        if self.chunk_tokens < 1:
-            raise ConfigError(
-                f"chunk_tokens = {self.chunk_tokens} is not allowed: an integer of at least 1"
-            )
+        for name in ("chunk_tokens", "chunk_pairs"):
+            number: int = getattr(self, name)
+            if number < 1:
+                raise ConfigError(f"{name} = {number} is not allowed: an integer of at least 1")
         for name in ("lease_s", "queue_timeout_s"):
             value: float = getattr(self, name)
             if not 0.0 < value <= MAX_WAIT_S:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..model.cache import Cache, IdPool
 from ..transfer.backend import TransferBackend
-from ..transfer.checksum import block_checksums, slot_checksum
+from ..transfer.checksum import block_checksums, slot_checksum, tail_checksum
 from ..transfer.codec import decode, encode
 from ..transfer.errors import MessageError, PeerLostError
 from ..transfer.lease import Held, LeaseTable
@@ -43,9 +43,18 @@ class Outbox:
         return self._leases.held
 
     def offer(
-        self, request_id: str, num_tokens: int, blocks: Sequence[int], slot: int, now: float
+        self,
+        request_id: str,
+        num_tokens: int,
+        blocks: Sequence[int],
+        slot: int,
+        tail_start: int,
+        now: float,
     ) -> Handoff:
-        """Take over ``blocks`` and ``slot``, which hold ``num_tokens`` cached tokens, and offer them to a reader."""
+        """Take over ``blocks`` and ``slot``, which hold ``num_tokens`` cached tokens, and offer them to a reader.
+
+        The decoder layers begin at token ``tail_start``, if they have not run here, from the tail of ``slot``.
+        """
         layout = self._cache.layout
         self._generation += 1
         held = self._leases.grant(request_id, self._generation, blocks, slot, now, self._lease_s)
@@ -64,6 +73,9 @@ class Outbox:
                 block_checksums(layout, self._cache.blocks, held.blocks, num_tokens)
             ),
             slot_checksum=slot_checksum(layout, self._cache.slots, slot),
+            tail_start=tail_start,
+            tail=slot if layout.tail_row_bytes else 0,
+            tail_checksum=self._tail_checksum(slot, num_tokens - tail_start),
         )
 
     def poll(self, now: float) -> None:
@@ -127,6 +139,12 @@ class Outbox:
             self._backend.send(peer, encode(answer))
         except PeerLostError:
             return  # nobody is left to read; the lease ends by itself
+
+    def _tail_checksum(self, tail: int, num_rows: int) -> int:
+        layout = self._cache.layout
+        if not layout.tail_row_bytes:
+            return 0
+        return tail_checksum(layout, self._cache.tails, tail, num_rows)
 
     def _free(self, leases: Sequence[Held]) -> None:
         for held in leases:

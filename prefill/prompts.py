@@ -1,6 +1,6 @@
 """The prompts of a prefill rank from submission to offer. States and transitions; no device, no transport.
 
-submit --> Queued --admit(blocks, slot)--> Running --advance*--> Running with no row left --take--> outbox
+submit --> Queued --admit(slot)--> Running --extend, advance*--> Running with no row left --take--> outbox
              |                                |
              `----------- cancel -------------'   gives back what the state owns
 """
@@ -29,6 +29,7 @@ class Running:
     """
 
     request: Request
+    since: float
     blocks: tuple[int, ...]
     slot: int
     started: float
@@ -76,7 +77,9 @@ class PromptQueue:
                 request_id=request_id,
                 num_rows=num_rows(state.request),
                 num_done=state.num_done if running else 0,
+                num_blocks=len(state.blocks) if running else 0,
                 admitted=running,
+                priority=state.request.priority,
             )
 
     def add(self, request: Request, now: float) -> None:
@@ -88,12 +91,17 @@ class PromptQueue:
             )
         self._states[request.request_id] = Queued(request=request, since=now)
 
-    def admit(self, request_id: str, blocks: Iterable[int], slot: int, started: float) -> None:
-        """Queued -> Running, which takes over ``blocks`` and ``slot``."""
+    def admit(self, request_id: str, slot: int, started: float) -> None:
+        """Queued -> Running, which takes over ``slot``."""
         state = self.get_queued(request_id)
         self._states[request_id] = Running(
-            request=state.request, blocks=tuple(blocks), slot=slot, started=started
+            request=state.request, since=state.since, blocks=(), slot=slot, started=started
         )
+
+    def extend(self, request_id: str, blocks: Iterable[int]) -> None:
+        """Running -> Running, which takes over ``blocks`` behind its own."""
+        state = self.get_running(request_id)
+        self._states[request_id] = replace(state, blocks=(*state.blocks, *blocks))
 
     def get_queued(self, request_id: str) -> Queued:
         """The Queued state of a prompt."""
@@ -126,6 +134,11 @@ class PromptQueue:
         for state in finished:
             del self._states[state.request.request_id]
         return finished
+
+    @property
+    def all(self) -> list[PromptState]:
+        """Every prompt not yet offered, in order of arrival."""
+        return list(self._states.values())
 
     def drop(self, request_id: str) -> PromptState | None:
         """Remove a prompt in any state; the caller frees what the returned state owns. Unknown ids give None."""

@@ -1,5 +1,6 @@
 """One prefill rank: applies the scheduler's plans to the network, and hands finished prompts to the outbox."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -9,6 +10,7 @@ from torch import Tensor
 from ..model.batch import Logits, Span
 from ..model.cache import Cache, IdPool
 from ..model.config import ModelConfig
+from ..model.expert_flip import Flip
 from ..transfer.backend import TransferBackend
 from ..transfer.errors import (
     DeadlineError,
@@ -21,8 +23,8 @@ from .config import PrefillConfig
 from .events import Offered, PrefillEvent, PrefillFailed
 from .logprobs import prompt_logprobs
 from .outbox import Outbox
-from .prompts import PromptQueue, Queued, Running, num_rows
-from .scheduler import Chunk, StepPlan, blocks_for, plan_step
+from .prompts import PromptQueue, PromptState, Queued, Running, num_rows
+from .scheduler import Chunk, StepPlan, Supply, blocks_for, plan_step
 
 HISTORY_TOKENS = 3  # ids before a span that n-gram layers look at
 
@@ -72,6 +74,11 @@ class PrefillRank:
                 f"prompt_ids hold {wrong[0]}, which is not allowed: an id from 0 to {model.vocab_size - 1}"
             )
         request.sampling.check_vocabulary(model.vocab_size)
+        if request.sampling.prompt_logprobs is not None and self._layout.tail_row_bytes:
+            raise InvalidRequestError(
+                f"prompt_logprobs = {request.sampling.prompt_logprobs} is not allowed with split = 'seam': prefill has"
+                " no decoder layers that could tell; serve with split = 'classic'"
+            )
         length, context = len(request.prompt_ids), model.max_position_embeddings
         if length >= context:
             raise PromptTooLongError(
@@ -107,25 +114,35 @@ class PrefillRank:
         """Answer readers, expire leases, give up prompts that waited too long. Never blocks."""
         now = self._timer()
         self._outbox.poll(now)
-        for prompt in self._prompts.queued:
+        for prompt in self._prompts.all:
             waited = now - prompt.since
-            if waited > self._config.queue_timeout_s:
-                self._prompts.drop(prompt.request.request_id)
-                self._num_failed += 1
-                error = DeadlineError(
+            if isinstance(prompt, Queued) and waited > self._config.queue_timeout_s:
+                self._give_up(
+                    prompt,
                     f"phase prefill queue: waited {waited:.1f} s, queue_timeout_s = "
-                    f"{self._config.queue_timeout_s}; add prefill ranks or send less"
+                    f"{self._config.queue_timeout_s}; add prefill ranks or send less",
                 )
-                self._events.append(
-                    PrefillFailed(request_id=prompt.request.request_id, error=error)
+            elif waited > (prompt.request.deadline_s or math.inf):
+                self._give_up(
+                    prompt,
+                    f"phase prefill: {waited:.1f} s after its arrival, deadline_s = {prompt.request.deadline_s:g} of "
+                    "the request is over; add prefill ranks, send less, or give it more time",
                 )
 
-    def step(self, outlooks: Sequence[Sequence[float]] = ()) -> list[PrefillEvent]:
-        """Run one plan: exactly one forward pass, of zero spans when there is nothing to run."""
+    def step(
+        self,
+        outlooks: Sequence[Sequence[float]] = (),
+        flips: Sequence[Flip] = (),
+    ) -> list[PrefillEvent]:
+        """Run one plan: exactly one forward pass, after ``flips``; of zero spans when there is nothing to run."""
         del outlooks  # every rank plans for itself
+        for flip in flips:
+            flip()
         plan = self._plan()
         for request_id in plan.admitted:
             self._admit(request_id)
+        for chunk in plan.chunks:
+            self._extend(chunk)
         logits = self._network.forward([self._span(chunk) for chunk in plan.chunks])
         first = 0
         for chunk in plan.chunks:
@@ -169,22 +186,37 @@ class PrefillRank:
         }
 
     def _plan(self) -> StepPlan:
-        return plan_step(
-            self._prompts.view(),
-            chunk_tokens=self._config.chunk_tokens,
-            block_tokens=self._layout.block_tokens,
+        supply = Supply(
+            num_blocks=self._block_pool.capacity,
             free_blocks=self._block_pool.free,
             free_slots=self._slot_pool.free,
         )
+        return plan_step(
+            self._prompts.view(),
+            supply,
+            chunk_tokens=self._config.chunk_tokens,
+            chunk_pairs=self._config.chunk_pairs,
+            block_tokens=self._layout.block_tokens,
+        )
 
     def _admit(self, request_id: str) -> None:
-        request = self._prompts.get_queued(request_id).request
-        blocks = self._block_pool.try_take(blocks_for(num_rows(request), self._layout.block_tokens))
         slot = self._slot_pool.try_take(1)
-        if blocks is None or slot is None:
+        if slot is None:
             raise IntegrityError(f"{self.name}: the plan admits {request_id!r} without room for it")
         self._network.cache.clear_slot(slot[0])
-        self._prompts.admit(request_id, blocks, slot[0], self._clock())
+        self._prompts.admit(request_id, slot[0], self._clock())
+
+    def _extend(self, chunk: Chunk) -> None:
+        blocks = self._block_pool.try_take(chunk.num_blocks)
+        if blocks is None:
+            raise IntegrityError(f"{self.name}: the plan has no blocks for {chunk}")
+        self._prompts.extend(chunk.request_id, blocks)
+
+    def _give_up(self, prompt: PromptState, reason: str) -> None:
+        request_id = prompt.request.request_id
+        self._free(self._prompts.drop(request_id))
+        self._num_failed += 1
+        self._events.append(PrefillFailed(request_id=request_id, error=DeadlineError(reason)))
 
     def _span(self, chunk: Chunk) -> Span:
         prompt = self._prompts.get_running(chunk.request_id)
@@ -197,13 +229,15 @@ class PrefillRank:
             slot=prompt.slot,
             blocks=prompt.blocks,
             tail_start=request.tail_start(self._layout.keep),
+            tail=prompt.slot,
             logits=Logits.NONE if request.sampling.prompt_logprobs is None else Logits.ALL,
         )
 
     def _offer(self, prompt: Running) -> Offered:
         request_id = prompt.request.request_id
+        tail_start = min(prompt.request.tail_start(self._layout.keep), prompt.num_done)
         handoff = self._outbox.offer(
-            request_id, prompt.num_done, prompt.blocks, prompt.slot, self._timer()
+            request_id, prompt.num_done, prompt.blocks, prompt.slot, tail_start, self._timer()
         )
         return Offered(
             request_id=request_id,

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from ..model.batch import Logits, Span
-from ..model.network import Network, NetworkOptions, load_network
+from ..model.network import Network, load_network
+from ..model.network_options import NetworkOptions
 
 BLOCK_TOKENS = 128
 

@@ -22,7 +22,6 @@ from ..model.config import load_config
 from ..prefill.config import PrefillConfig
 from ..prefill.events import Offered
 from ..prefill.rank import PrefillRank
-from ..transfer.backend import Arenas
 from ..transfer.loopback import LoopbackBackend, LoopbackHub
 from ..transfer.request import Request, SamplingParams
 
@@ -49,13 +48,7 @@ def planning(checkpoint: Path, num_requests: int, num_steps: int) -> dict[str, f
     hub = LoopbackHub()
     networks = [ZeroNetwork(checkpoint, num_requests) for _ in range(2)]
     backends = [
-        LoopbackBackend(
-            hub,
-            name,
-            Arenas(
-                layout=network.cache.layout, blocks=network.cache.blocks, slots=network.cache.slots
-            ),
-        )
+        LoopbackBackend(hub, name, network.cache.arenas)
         for name, network in zip(("prefill", "decode"), networks, strict=True)
     ]
     backends[0].connect(backends[1].pairing())

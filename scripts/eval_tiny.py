@@ -14,7 +14,8 @@ import torch
 from torch.nn import functional
 
 from ..model.batch import Logits, Span
-from ..model.network import NetworkOptions, load_network
+from ..model.network import load_network
+from ..model.network_options import NetworkOptions
 from .tiny import corpus
 from .tiny.batches import BOS_ID
 from .tiny.engram_hash import EngramHash, compressed_map

@@ -12,7 +12,8 @@ from headrace.decode.config import DecodeConfig
 from headrace.decode.events import Tokens
 from headrace.decode.grammar_compiler import GrammarCompiler
 from headrace.decode.rank import DecodeRank
-from headrace.model.network import NetworkOptions, load_network
+from headrace.model.network import load_network
+from headrace.model.network_options import NetworkOptions, Part
 from headrace.model.parallel import LocalExchange, ThreadExchange, ThreadHub
 from headrace.prefill.config import PrefillConfig
 from headrace.prefill.events import Offered
@@ -55,20 +56,26 @@ def start_pool(
     num_blocks: int = 200,
     num_slots: int = 33,
     block_tokens: int = 128,
+    seam: bool = False,
 ) -> Pool:
-    """Ranks of the bundled checkpoint, taking turns."""
+    """Ranks of the bundled checkpoint, taking turns; with ``seam`` of the part that the pool holds."""
+    settings = decode or DecodeConfig(max_batch=num_slots - 1)
+    part: Part = "whole" if not seam else "encoder" if kind == "prefill" else "decoder"
+    num_tails = settings.num_tails if part == "decoder" else 0
     hub = ThreadHub(size, timeout_s=TIMEOUT_S)
     pool = Pool([], [])
     for rank in range(size):
         options = NetworkOptions(
-            num_blocks=num_blocks, num_slots=num_slots, block_tokens=block_tokens
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            block_tokens=block_tokens,
+            part=part,
+            num_tails=num_tails,
         )
         exchange = ThreadExchange(hub, rank) if size > 1 else LocalExchange()
         network = load_network(CHECKPOINT, options=options, exchange=exchange)
-        cache, name = network.cache, f"{kind}.{rank}"
-        backend = make_backend(
-            name, Arenas(layout=cache.layout, blocks=cache.blocks, slots=cache.slots)
-        )
+        name = f"{kind}.{rank}"
+        backend = make_backend(name, network.cache.arenas)
         worker = (
             PrefillRank(
                 name, network, backend, PrefillConfig(chunk_tokens=chunk, lease_s=TIMEOUT_S)
@@ -78,7 +85,7 @@ def start_pool(
                 name,
                 network,
                 backend,
-                decode or DecodeConfig(max_batch=num_slots - 1),
+                settings,
                 pieces=network.tokenizer.text_bytes,
                 grammars=GrammarCompiler(network.tokenizer),
                 rank=rank,

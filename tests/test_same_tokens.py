@@ -1,6 +1,6 @@
 """The central test: a disaggregated cluster gives the tokens of one process, bit for bit the same choices.
 
-Every combination of rank counts, transport and chunk size answers the same prompts, whose lengths straddle blocks,
+Combinations of split, rank counts, transport and chunk size answer the same prompts, whose lengths straddle blocks,
 windows, ratio pairs and chunk borders, greedy and sampled. Ranks are the product's own loops on threads of this
 process; ``cluster/test_ray_cluster.py`` repeats it with processes on Ray.
 """
@@ -73,17 +73,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("chunk", [32, 512])
+@pytest.mark.parametrize(("chunk", "seam"), [(32, False), (512, False), (64, True)])
 @pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(1, 1), (1, 2), (2, 2)])
 def test_the_cluster_gives_the_tokens_of_one_process(
     prefill_ranks: int,
     decode_ranks: int,
     chunk: int,
+    seam: bool,
     make_backend: MakeBackend,
     expected: dict[str, tuple[int, ...]],
 ) -> None:
-    prefill = start_pool("prefill", prefill_ranks, chunk, make_backend)
-    decode = start_pool("decode", decode_ranks, chunk, make_backend)
+    prefill = start_pool("prefill", prefill_ranks, chunk, make_backend, seam=seam)
+    decode = start_pool("decode", decode_ranks, chunk, make_backend, seam=seam)
     decode.connect(prefill)
     prefill.connect(decode)
     assert answer(prefill, decode, requests()) == expected

@@ -1,6 +1,6 @@
 """What a rank needs from a transport: read a peer's arenas, pass small messages, notice that a peer is gone.
 
-Every rank exposes two byte arenas, ``blocks`` and ``slots``, for reading. Nobody writes into a peer's memory. All
+Every rank exposes its byte arenas, those of ``plan.ARENAS``, for reading. Nobody writes into a peer's memory. All
 methods are called from one thread, the rank's loop. ``LoopbackBackend`` serves ranks of one process,
 ``NixlBackend`` ranks of different processes and hosts.
 """
@@ -9,19 +9,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .layout import CacheLayout
-from .plan import Copy
+from .plan import Arena, Copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arenas:
-    """The memory of one rank: contiguous uint8 tensors [num_blocks, block_bytes] and [num_slots, slot_bytes]."""
+    """The memory of one rank: contiguous uint8 tensors [num_blocks, block_bytes] and [num_slots, slot_bytes].
+
+    ``tails``, where there are any: [num_tails, keep * tail_row_bytes].
+    """
 
     layout: CacheLayout
     blocks: Tensor
     slots: Tensor
+    tails: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[Arena, Tensor]:
+        """Arena -> its bytes; a rank without tails has none."""
+        tails = torch.empty(0, dtype=torch.uint8) if self.tails is None else self.tails
+        return {"blocks": self.blocks, "slots": self.slots, "tails": tails}
 
 
 class Read(Protocol):

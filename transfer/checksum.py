@@ -36,9 +36,18 @@ def block_checksums(
 
 
 def slot_checksum(layout: CacheLayout, slots: Tensor, slot: int) -> int:
-    """The sum of one slot; ``slots`` is the arena, uint8 [num_slots, slot_bytes] on the CPU."""
+    """The sum of what travels of one slot; ``slots`` is the arena, uint8 [num_slots, slot_bytes] on the CPU."""
     start = slot * layout.slot_bytes
-    return xxh3_64_intdigest(_bytes_of(slots)[start : start + layout.slot_bytes]) & _MASK
+    return xxh3_64_intdigest(_bytes_of(slots)[start : start + layout.handed_bytes]) & _MASK
+
+
+def tail_checksum(layout: CacheLayout, tails: Tensor, tail: int, num_rows: int) -> int:
+    """The sum of the first ``num_rows`` rows of one tail; ``tails`` is the arena. 0 for none."""
+    if num_rows == 0:
+        return 0
+    start = tail * layout.keep * layout.tail_row_bytes
+    rows = _bytes_of(tails)[start : start + num_rows * layout.tail_row_bytes]
+    return xxh3_64_intdigest(rows) & _MASK
 
 
 def row_checksum(arena: Tensor, row: int) -> int:
@@ -76,6 +85,18 @@ def verify(
     if found_slot != expected_slot:
         raise CorruptBlockError(
             f"slot (our id {slot}): checksum {found_slot:#x}, expected {expected_slot:#x}; "
+            "the request must be prefilled again"
+        )
+
+
+def verify_tail(
+    layout: CacheLayout, tails: Tensor, tail: int, num_rows: int, expected: int
+) -> None:
+    """Compare the first ``num_rows`` rows of our ``tail`` with what the holder promised. Raises CorruptBlockError."""
+    found = tail_checksum(layout, tails, tail, num_rows)
+    if found != expected:
+        raise CorruptBlockError(
+            f"tail (our id {tail}, {num_rows} rows): checksum {found:#x}, expected {expected:#x}; "
             "the request must be prefilled again"
         )
 

@@ -20,7 +20,7 @@ from .messages import (
     ReleaseLease,
 )
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_MESSAGE_BYTES = 2 << 20
 
 TAGS: dict[int, type[Message]] = {

@@ -4,6 +4,7 @@
     |-- ConfigError            a deployment file or command-line value that a user can mend (also ValueError)
     |   |-- CheckpointError    a model directory that cannot be served as it is
     |   `-- PlacementError     experts laid out over slots in a way that cannot serve
+    |       `-- StalePlanError     a plan for experts that a newer one has overtaken
     |-- RequestError           one request is wrong; its neighbours go on
     |   |-- InvalidRequestError    a field has a value outside its range
     |   |   `-- GrammarError           a grammar that cannot be compiled or followed within its limits
@@ -37,6 +38,10 @@ class CheckpointError(ConfigError):
 
 class PlacementError(ConfigError):
     """Experts laid out over the slots of an instance in a way that cannot serve."""
+
+
+class StalePlanError(PlacementError):
+    """A plan for experts whose epoch is not newer than what the rank knows."""
 
 
 class RequestError(HeadraceError):

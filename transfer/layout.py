@@ -1,8 +1,9 @@
 """How one rank lays out its cache: the contract that two ranks must share before one reads from the other.
 
-A rank owns two byte arenas. ``blocks`` holds the global KV, ``block_tokens`` tokens a block; ``slots`` holds the
-fixed-size state of one request each. Inside a block the sections tile the bytes without gaps, so that the bytes we
-speak of are the bytes that travel:
+A rank owns three byte arenas. ``blocks`` holds the global KV, ``block_tokens`` tokens a block; ``slots`` holds the
+fixed-size state of one request each; ``tails`` holds what rows of the decoder layers start from, where the network is
+cut between the pools, and is empty otherwise. Inside a block the sections tile the bytes without gaps, so that the
+bytes we speak of are the bytes that travel:
 
     block:  | section 0: entry 0, 1, ... | section 1: entry 0, 1, ... | ... |
             0                            sections[1].offset                 block_bytes
@@ -34,7 +35,8 @@ class CacheLayout:
     """Geometry and meaning of a rank's cache.
 
     ``kv_format`` is ``released`` or ``plain``; ``window``, ``ring_rows`` and ``keep`` count tokens and say what a slot
-    means. Raises ValueError when the sections do not tile the block.
+    means. The last ``private_bytes`` of a slot never travel. A tail has ``keep`` rows of ``tail_row_bytes``. Raises
+    ValueError when the sections do not tile the block.
     """
 
     model_fingerprint: str
@@ -46,12 +48,19 @@ class CacheLayout:
     window: int
     ring_rows: int
     keep: int
+    private_bytes: int = 0
+    tail_row_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.slot_bytes < 0:
             raise ValueError(
                 f"block_tokens = {self.block_tokens} must be at least 1 and "
                 f"slot_bytes = {self.slot_bytes} at least 0"
+            )
+        if not 0 <= self.private_bytes <= self.slot_bytes or self.tail_row_bytes < 0:
+            raise ValueError(
+                f"private_bytes = {self.private_bytes} must be 0 to slot_bytes = {self.slot_bytes}, and "
+                f"tail_row_bytes = {self.tail_row_bytes} at least 0"
             )
         end = 0
         for section in self.sections:
@@ -91,9 +100,15 @@ class CacheLayout:
         """Tokens in block number ``index`` of a request with ``num_tokens`` cached tokens."""
         return max(0, min(self.block_tokens, num_tokens - index * self.block_tokens))
 
+    @property
+    def handed_bytes(self) -> int:
+        """Leading bytes of a slot that travel."""
+        return self.slot_bytes - self.private_bytes
+
     def handoff_bytes(self, num_tokens: int) -> int:
-        """Bytes that a handoff of ``num_tokens`` tokens moves: complete entries and one slot."""
-        return sum(s.bytes_for(num_tokens) for s in self.sections) + self.slot_bytes
+        """Bytes that a handoff of ``num_tokens`` tokens moves: complete entries, what travels of a slot, and a tail."""
+        tail = min(num_tokens, self.keep) * self.tail_row_bytes
+        return sum(s.bytes_for(num_tokens) for s in self.sections) + self.handed_bytes + tail
 
     def fingerprint(self) -> str:
         """64 hex digits; equal exactly when the layouts are equal."""
@@ -109,5 +124,5 @@ class CacheLayout:
         if differing:
             raise LayoutMismatchError(
                 f"cache layout of {peer_name} differs from ours: {'; '.join(differing)}. "
-                "Serve the same checkpoint with the same numerics, block_tokens and keep on both sides."
+                "Serve the same checkpoint with the same numerics, block_tokens, keep and split on both sides."
             )

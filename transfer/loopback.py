@@ -15,7 +15,7 @@ from .backend import Arenas
 from .codec import decode, encode
 from .errors import MessageError, PeerLostError, TransferError
 from .messages import Pairing
-from .plan import Arena, Copy
+from .plan import ARENAS, Arena, Copy
 from .ranges import require_copies_fit
 
 
@@ -97,8 +97,7 @@ class LoopbackBackend:
         self.incarnation = uuid4().hex
         self._layout = arenas.layout
         self._arenas: Mapping[Arena, Tensor] = {
-            "blocks": arenas.blocks.view(-1),
-            "slots": arenas.slots.view(-1),
+            arena: tensor.view(-1) for arena, tensor in arenas.tensors.items()
         }
         self._peers: dict[str, Pairing] = {}
         with hub.lock:
@@ -117,8 +116,7 @@ class LoopbackBackend:
                 incarnation=self.incarnation,
                 transport="loopback",
                 layout=self._layout,
-                blocks_bytes=self._arenas["blocks"].numel(),
-                slots_bytes=self._arenas["slots"].numel(),
+                arena_bytes=tuple(self._arenas[arena].numel() for arena in ARENAS),
                 address=b"",
             )
         )
@@ -138,7 +136,7 @@ class LoopbackBackend:
         """Check the ranges; the copying itself is left to ``poll``."""
         pairing = self._require_peer(peer)
         ours: dict[Arena, int] = {arena: tensor.numel() for arena, tensor in self._arenas.items()}
-        theirs: dict[Arena, int] = {"blocks": pairing.blocks_bytes, "slots": pairing.slots_bytes}
+        theirs = dict(zip(ARENAS, pairing.arena_bytes, strict=True))
         require_copies_fit(peer, copies, theirs, ours)
         return LoopbackRead(self, peer, copies)
 

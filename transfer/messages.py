@@ -32,7 +32,9 @@ class Handoff:
     """The offer of a prefilled request: where its bytes lie, what they sum to, and how long they stay.
 
     ``num_tokens`` counts the cached tokens (prompt tokens - 1). ``lease_s`` is the whole length of the lease, counted
-    on the holder's clock from the grant; the reader treats it as a hint and asks (ConfirmLease).
+    on the holder's clock from the grant; the reader treats it as a hint and asks (ConfirmLease). The decoder layers
+    begin at token ``tail_start``; where the reader has to run them, row ``tail`` of the holder's tails has
+    ``num_tokens - tail_start`` rows for it.
     """
 
     request_id: Name
@@ -47,6 +49,14 @@ class Handoff:
     slot: Count
     block_checksums: Checksums
     slot_checksum: Checksum
+    tail_start: Count = 0
+    tail: Count = 0
+    tail_checksum: Checksum = 0
+
+    @property
+    def tail_rows(self) -> int:
+        """Rows from ``tail_start`` on."""
+        return self.num_tokens - self.tail_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +99,16 @@ class ReleaseLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """What a peer must know before it reads from us. ``address`` means something to ``transport`` only."""
+    """What a peer must know before it reads from us: the sizes of ``plan.ARENAS``, in their order, among it.
+
+    ``address`` means something to ``transport`` only.
+    """
 
     name: Name
     incarnation: Name
     transport: Name
     layout: CacheLayout
-    blocks_bytes: Count
-    slots_bytes: Count
+    arena_bytes: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)]
     address: Annotated[bytes, Meta(max_length=1 << 20)]
 
 

@@ -32,7 +32,7 @@ from .nixl_address import decode_address, encode_address
 from .nixl_errors import translated
 from .nixl_options import NixlOptions
 from .nixl_read import NixlPeer, NixlRead
-from .plan import Arena, Copy
+from .plan import ARENAS, Arena, Copy
 from .ranges import copy_table, descriptors, require_copies_fit, table_fits
 
 _FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 60.0
@@ -61,11 +61,9 @@ class NixlBackend:
         self._options = options or NixlOptions()
         self._layout = arenas.layout
         self.arenas = arenas  # registered memory must outlive its registration
-        tensors = {"blocks": arenas.blocks, "slots": arenas.slots}
-        self._base: dict[Arena, int] = {"blocks": arenas.blocks.data_ptr()}
-        self._base["slots"] = arenas.slots.data_ptr()
-        self._num_bytes: dict[Arena, int] = {"blocks": arenas.blocks.numel()}
-        self._num_bytes["slots"] = arenas.slots.numel()
+        tensors = arenas.tensors
+        self._base: dict[Arena, int] = {arena: t.data_ptr() for arena, t in tensors.items()}
+        self._num_bytes: dict[Arena, int] = {arena: t.numel() for arena, t in tensors.items()}
         if not all(tensor.is_contiguous() for tensor in tensors.values()):
             raise RankError("cache arenas must be contiguous to be registered with NIXL")
         for tensor in tensors.values():
@@ -77,7 +75,7 @@ class NixlBackend:
         with translated(f"set-up of rank {name}", otherwise=RankError):
             self.agent: Any = _new_agent(f"{name}#{self.incarnation}", self._options)
             scratch = (self._scratch.ctypes.data, _SCRATCH_BYTES, 0)
-            regions = [(self._base[arena], self._num_bytes[arena], 0) for arena in self._base]
+            regions = [(self._base[a], self._num_bytes[a], 0) for a in ARENAS if self._num_bytes[a]]
             self._registered: Any = self.agent.register_memory(
                 np.array([*regions, scratch], dtype=np.uint64), "DRAM"
             )
@@ -102,9 +100,10 @@ class NixlBackend:
                 incarnation=self.incarnation,
                 transport="nixl",
                 layout=self._layout,
-                blocks_bytes=self._num_bytes["blocks"],
-                slots_bytes=self._num_bytes["slots"],
-                address=encode_address(self._base["blocks"], self._base["slots"], metadata),
+                arena_bytes=tuple(self._num_bytes[arena] for arena in ARENAS),
+                address=encode_address(
+                    (self._base["blocks"], self._base["slots"], self._base["tails"]), metadata
+                ),
             )
         )
 
@@ -135,8 +134,8 @@ class NixlBackend:
             name=message.name,
             incarnation=message.incarnation,
             agent_name=agent_name,
-            base={"blocks": address.blocks_base, "slots": address.slots_base},
-            num_bytes={"blocks": message.blocks_bytes, "slots": message.slots_bytes},
+            base=dict(zip(ARENAS, address.bases, strict=True)),
+            num_bytes=dict(zip(ARENAS, message.arena_bytes, strict=True)),
             pairing=pairing,
         )
         self._warm_up(self._peers[message.name])

@@ -8,18 +8,20 @@ from .messages import Pairing
 
 
 class NixlAddress(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Bases are addresses in the peer's process. NIXL parses ``metadata`` in C++, so it is checked first."""
+    """``bases`` are addresses in the peer's process, of ``plan.ARENAS`` in their order.
 
-    blocks_base: int
-    slots_base: int
+    NIXL parses ``metadata`` in C++, so it is checked first.
+    """
+
+    bases: tuple[int, int, int]
     metadata: bytes
     checksum: int
 
 
-def encode_address(blocks_base: int, slots_base: int, metadata: bytes) -> bytes:
+def encode_address(bases: tuple[int, int, int], metadata: bytes) -> bytes:
     """Bytes for ``Pairing.address``."""
     checksum = xxh3_64_intdigest(metadata)
-    return msgspec.msgpack.encode(NixlAddress(blocks_base, slots_base, metadata, checksum))
+    return msgspec.msgpack.encode(NixlAddress(bases, metadata, checksum))
 
 
 def decode_address(pairing: Pairing) -> NixlAddress:

@@ -2,16 +2,18 @@
 
 source blocks  | 7 | 8 | 3 (partly full) |      target blocks  | 0 | 1 | 9 |
 copies         [ 7..8 -> 0..1 in one ] [ 3.section0 -> 9.section0 ] [ 3.section1 -> 9.section1 ] [ slot -> slot ]
+               and, where the network is cut between the pools, [ rows of a tail -> rows of a tail ]
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from .errors import IntegrityError, TransferError
 from .layout import CacheLayout
 
-Arena = Literal["blocks", "slots"]
+Arena = Literal["blocks", "slots", "tails"]
+ARENAS: tuple[Arena, ...] = get_args(Arena)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,15 @@ class Copy:
     source_offset: int
     target_offset: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailCopy:
+    """The first ``num_rows`` rows of a tail, from the holder's ``source`` to our ``target``."""
+
+    num_rows: int
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +50,9 @@ def plan_copies(
     source_slot: int,
     target_blocks: Sequence[int],
     target_slot: int,
+    tail: TailCopy | None = None,
 ) -> CopyPlan:
-    """Plan the read of ``num_tokens`` cached tokens and one slot.
+    """Plan the read of ``num_tokens`` cached tokens, what travels of one slot, and of a tail if there is one.
 
     ``source_blocks`` are exactly the holder's blocks in token order; ``target_blocks`` may be longer (room for the
     answer). Full blocks that are neighbours on both sides become one copy; a partial last block becomes one copy per
@@ -68,10 +80,22 @@ def plan_copies(
             Copy("blocks", source + offset, target + offset, num_bytes)
             for offset, num_bytes in layout.valid_ranges(num_tokens % layout.block_tokens)
         ]
-    if layout.slot_bytes:
-        size = layout.slot_bytes
-        copies.append(Copy("slots", source_slot * size, target_slot * size, size))
+    size = layout.slot_bytes
+    if layout.handed_bytes:
+        copies.append(Copy("slots", source_slot * size, target_slot * size, layout.handed_bytes))
+    if tail is not None and tail.num_rows:
+        copies.append(_tail(layout, tail))
     return CopyPlan(copies=tuple(copies), total_bytes=sum(copy.num_bytes for copy in copies))
+
+
+def _tail(layout: CacheLayout, tail: TailCopy) -> Copy:
+    if not 0 < tail.num_rows <= layout.keep or tail.source < 0:
+        raise TransferError(
+            f"handoff names {tail.num_rows} rows of tail {tail.source}; a tail has {layout.keep} rows"
+        )
+    size = layout.keep * layout.tail_row_bytes
+    num_bytes = tail.num_rows * layout.tail_row_bytes
+    return Copy("tails", tail.source * size, tail.target * size, num_bytes)
 
 
 def _full_blocks(block_bytes: int, sources: Sequence[int], targets: Sequence[int]) -> list[Copy]:

@@ -1,7 +1,7 @@
 """Do the copies stay inside both arenas, and at which addresses do they lie? Checked before a transport sees any.
 
 A handoff may have thousands of copies, so they are put into one table, int64 [num_copies, 4]: source offset, target
-offset, bytes, arena (0 blocks, 1 slots).
+offset, bytes, arena (its place in ``plan.ARENAS``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import IntegrityError, TransferError
-from .plan import Arena, Copy
+from .plan import ARENAS, Arena, Copy
 
 Table = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ def require_copies_fit(
 def copy_table(copies: Sequence[Copy]) -> Table:
     """The table of the copies."""
     return np.array(
-        [(c.source_offset, c.target_offset, c.num_bytes, c.arena == "slots") for c in copies],
+        [(c.source_offset, c.target_offset, c.num_bytes, ARENAS.index(c.arena)) for c in copies],
         dtype=np.int64,
     )
 
@@ -54,7 +54,7 @@ def table_fits(
     offsets, sizes = table[:, :2], table[:, 2]
     ends = offsets + sizes[:, None]
     limits = np.array(
-        [[sizes["blocks"], sizes["slots"]] for sizes in (source_bytes, target_bytes)],
+        [[sizes[arena] for arena in ARENAS] for sizes in (source_bytes, target_bytes)],
         dtype=np.int64,
     )
     room = limits[:, table[:, 3]].T
@@ -67,7 +67,7 @@ def descriptors(
     """(target, source) descriptors for NIXL: uint64 [num_copies, 3] of address, bytes, device 0."""
     found: list[NDArray[np.uint64]] = []
     for column, base in ((1, target_base), (0, source_base)):
-        bases = np.array([base["blocks"], base["slots"]], dtype=np.uint64)
+        bases = np.array([base[arena] for arena in ARENAS], dtype=np.uint64)
         rows = np.zeros((len(table), 3), dtype=np.uint64)
         rows[:, 0] = table[:, column].astype(np.uint64) + bases[table[:, 3]]
         rows[:, 1] = table[:, 2]

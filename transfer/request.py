@@ -8,6 +8,7 @@ from .timeline import Timeline
 
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 100
 MAX_REQUEST_ID_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_STOPS = 64
@@ -176,11 +177,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to be continued. ``prompt_ids`` are token ids, BOS included, at least one."""
+    """One prompt to be continued. ``prompt_ids`` are token ids, BOS included, at least one.
+
+    Prompts of a higher ``priority`` run first. ``deadline_s`` after its arrival at a prefill rank a prompt that is not
+    done is given up; None for never.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -190,6 +197,18 @@ class Request:
             f"a string of 1 to {MAX_REQUEST_ID_CHARACTERS} characters",
         )
         _require(bool(self.prompt_ids), "prompt_ids", self.prompt_ids, "at least one token id")
+        _require(
+            abs(self.priority) <= MAX_PRIORITY,
+            "priority",
+            self.priority,
+            f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}",
+        )
+        _require(
+            self.deadline_s is None or 0.0 < self.deadline_s < math.inf,
+            "deadline_s",
+            self.deadline_s,
+            "seconds above 0, or none",
+        )
 
     def tail_start(self, keep: int) -> int:
         """The first prompt row that runs all layers: ``keep`` rows do, or all of them with ``prompt_logprobs``."""

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ...transfer.errors import ConfigError, HeadraceError
 from ..config import ClusterConfig, checkpoint_dir, load_cluster_config
+from ..eplb.report import check_writable, save_report, without_series
+from ..eplb.show import render_report
+from ..eplb.watch import ExpertWatch, shares_experts
 from ..show_config import add_config_arguments
 from .report import Totals, Value, render, summarize
 
@@ -50,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the output is built when OUT is an object store (default: %(default)s)",
     )
     parser.add_argument(
+        "--eplb-report",
+        type=Path,
+        metavar="FILE.json",
+        help="where to save where experts lay and how even their load was; `headrace eplb show` reads it",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print the closing report as a JSON document"
     )
 
@@ -61,6 +70,12 @@ def run(args: argparse.Namespace) -> int | dict[str, object]:
             f"--concurrency = {args.concurrency} is not allowed: an integer of at least 1"
         )
     config = load_cluster_config(args.config, args.overrides)
+    if args.eplb_report is not None:
+        check_writable(args.eplb_report, "--eplb-report")
+        if not shares_experts(config):
+            raise ConfigError(
+                "--eplb-report has nothing to report: no pool of this deployment has ranks > 1"
+            )
     # what the user can mend is found before the network's libraries are loaded: that takes seconds
     from .source import Source
     from .target import Target
@@ -78,20 +93,29 @@ def run(args: argparse.Namespace) -> int | dict[str, object]:
         "keep": config.model.keep,
         "split": config.split,
     }
+    watch = ExpertWatch() if shares_experts(config) else None
     with BatchJob(source, target, identity) as job:
         document = drive(
             job,
-            lambda: _answer(job, config, checkpoint, args.concurrency),
+            lambda: answer(job, config, checkpoint, args.concurrency, watch),
             ordered=args.ordered,
         )
+    experts = {} if watch is None else watch.report
+    if args.eplb_report is not None:
+        save_report(args.eplb_report, experts)
     if args.json:
-        return cast("dict[str, object]", document)
-    Console().print(render(document, args.output))
+        return {**document, "eplb": without_series(experts)} if experts else {**document}
+    console = Console()
+    console.print(render(document, args.output))
+    if args.eplb_report is not None:
+        console.print(render_report(experts, placement=False))
     return 0
 
 
-def drive(job: "BatchJob", answer: Callable[[], "Runner"], *, ordered: bool) -> dict[str, Value]:
-    """Takes a job to its end; ``answer`` answers what is left. Returns the report."""
+def drive(
+    job: "BatchJob", answer_rest: Callable[[], "Runner"], *, ordered: bool
+) -> dict[str, Value]:
+    """Takes a job to its end; ``answer_rest`` answers what is left. Returns the report."""
     if job.bytes_cut:
         _say(f"{job.bytes_cut} bytes of torn or doubled lines were cut out of the output")
     if job.journal.resumed:
@@ -99,7 +123,7 @@ def drive(job: "BatchJob", answer: Callable[[], "Runner"], *, ordered: bool) -> 
     begun, run_totals, run_s = time.monotonic(), Totals(), 0.0
     if not job.is_complete():
         try:
-            runner = answer()
+            runner = answer_rest()
         except (KeyboardInterrupt, HeadraceError):
             _say(f"{job.totals.lines} lines are done; the same command goes on from there")
             raise
@@ -113,10 +137,17 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _answer(
-    job: "BatchJob", config: ClusterConfig, checkpoint: "Checkpoint", concurrency: int | None
+def answer(
+    job: "BatchJob",
+    config: ClusterConfig,
+    checkpoint: "Checkpoint",
+    concurrency: int | None,
+    watch: ExpertWatch | None,
 ) -> "Runner":
-    """Starts the cluster, answers what is left, and takes the cluster down whatever happens."""
+    """Starts the cluster, answers what is left, and takes the cluster down whatever happens.
+
+    ``watch`` looks at the experts meanwhile, and once more at the end.
+    """
     from ...model.tokenizer import Tokenizer
     from ..cluster import Cluster
     from ..progress import stderr_progress
@@ -133,7 +164,11 @@ def _answer(
     with Cluster.start(config, progress=stderr_progress(config.num_ranks)) as cluster:
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end us without a teardown
         runner = job.runner(runner_config, cluster, codec)
-        asyncio.run(job.answer(runner, codec, context_tokens))
+        if watch is not None:
+            watch.begin(cluster)
+        asyncio.run(job.answer(runner, codec, context_tokens, watch))
+        if watch is not None:
+            watch.look()
     return runner
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ..eplb.watch import ExpertWatch
 from .bookkeeping import LineSet, SeenIds
 from .codec import TextCodec
 from .journal import Identity, Journal
@@ -70,9 +71,18 @@ class BatchJob:
             context_tokens=context_tokens,
         )
 
-    async def answer(self, runner: Runner, codec: TextCodec, context_tokens: int) -> None:
-        """Runs to the end, with progress on standard error. Raises BatchStoppedError when the cluster has died."""
-        async with shown(runner, self.source.num_lines):
+    async def answer(
+        self,
+        runner: Runner,
+        codec: TextCodec,
+        context_tokens: int,
+        watch: ExpertWatch | None = None,
+    ) -> None:
+        """Runs to the end, with progress on standard error, the balance of experts too where ``watch`` looks at it.
+
+        Raises BatchStoppedError when the cluster has died.
+        """
+        async with shown(runner, self.source.num_lines, watch):
             await runner.run(self.lines(codec, context_tokens))
 
     def deliver(self, *, ordered: bool) -> None:

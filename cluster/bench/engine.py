@@ -27,7 +27,6 @@ from ...model.parallel import LocalExchange
 from ...model.tokenizer import Tokenizer
 from ...prefill.events import Offered
 from ...prefill.rank import PrefillRank
-from ...transfer.backend import Arenas
 from ...transfer.errors import ConfigError
 from ...transfer.loopback import LoopbackBackend, LoopbackHub
 from ...transfer.messages import Handoff
@@ -83,15 +82,7 @@ class Engine:
         """Ranks with the configuration's decode settings or others; only one session may answer at a time."""
         hub = LoopbackHub()
         backends = [
-            LoopbackBackend(
-                hub,
-                name,
-                Arenas(
-                    layout=network.cache.layout,
-                    blocks=network.cache.blocks,
-                    slots=network.cache.slots,
-                ),
-            )
+            LoopbackBackend(hub, name, network.cache.arenas)
             for name, network in (("prefill", self._prefill), ("decode", self._decode))
         ]
         backends[1].connect(backends[0].pairing())

@@ -1,4 +1,4 @@
-"""Whether to move experts, and where to: what ``headrace eplb replay`` decides with. Pure.
+"""Whether to move experts, and where to: what the EPLB actor and ``headrace eplb replay`` decide with. Pure.
 
 rows seen --forecast--> rows expected --make_plan--> a placement --decide--> worth its bytes?
 """

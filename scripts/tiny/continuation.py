@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from ...model.batch import Logits, Span
-from ...model.network import NetworkOptions, load_network
+from ...model.network import load_network
+from ...model.network_options import NetworkOptions
 from .batches import BOS_ID, EOS_ID
 from .export import CHECKPOINT, load_tokenizer
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ...model.batch import Logits, Span
-from ...model.network import Network, NetworkOptions, load_network
+from ...model.network import Network, load_network
+from ...model.network_options import NetworkOptions
 from .batches import BOS_ID, cached_stream
 from .export import CHECKPOINT, load_tokenizer
 

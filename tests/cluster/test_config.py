@@ -16,7 +16,7 @@ decode: {ranks: 2, num_blocks: 32, num_slots: 8}
 """
 
 DECODE_KEYS = (
-    "confirm_timeout_s, experts, grammar, host_cache_mib, instances, max_batch, num_blocks, num_slots, overlap, "
+    "confirm_timeout_s, eplb, experts, grammar, host_cache_mib, instances, max_batch, num_blocks, num_slots, overlap, "
     "placement, profile_s, ranks, recompute_tokens, rendezvous_port, speculation, transfer_timeout_s"
 )
 
@@ -158,7 +158,8 @@ def test_bad_yaml_is_a_config_error(file: Path) -> None:
 
 def test_an_unknown_file_lists_the_packaged_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"^nowhere is not a file; the packaged configurations are local, p4_d64$"
+        ConfigError,
+        match=r"^nowhere is not a file; the packaged configurations are local, local_ep4, p4_d64$",
     ):
         load_cluster_config("nowhere")
 

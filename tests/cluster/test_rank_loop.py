@@ -13,6 +13,7 @@ from headrace.cluster.config import ClusterConfig, load_cluster_config
 from headrace.cluster.fake_rank import FakeBuilder, FakeExchange, Faults, fake_answer
 from headrace.cluster.rank_host import RankHost, RankId
 from headrace.cluster.rank_loop import Event, RankLoop, Refused
+from headrace.model.expert_flip import Flip
 from headrace.model.parallel import ThreadExchange, ThreadHub
 from headrace.transfer.errors import (
     CheckpointError,
@@ -50,7 +51,9 @@ class Recorder:
     def pump(self) -> None:
         self.threads.add(threading.current_thread().name)
 
-    def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
+    def step(
+        self, outlooks: Sequence[Sequence[float]], flips: Sequence[Flip] = ()
+    ) -> Sequence[Event]:
         assert any(outlook[0] for outlook in outlooks)
         self.work -= 1
         self.num_steps += 1
@@ -158,7 +161,9 @@ def test_a_dead_loop_delivers_its_events_and_then_the_cause_for_ever(
     loops: Callable[[], RankLoop],
 ) -> None:
     class Broken(Recorder):
-        def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
+        def step(
+            self, outlooks: Sequence[Sequence[float]], flips: Sequence[Flip] = ()
+        ) -> Sequence[Event]:
             if self.num_steps == 1:
                 raise ValueError("no such expert")
             return super().step(outlooks)
@@ -184,7 +189,9 @@ def test_a_dead_loop_delivers_its_events_and_then_the_cause_for_ever(
 
 def test_a_call_that_waits_when_the_loop_dies_is_told(loops: Callable[[], RankLoop]) -> None:
     class Slow(Recorder):
-        def step(self, outlooks: Sequence[Sequence[float]]) -> Sequence[Event]:
+        def step(
+            self, outlooks: Sequence[Sequence[float]], flips: Sequence[Flip] = ()
+        ) -> Sequence[Event]:
             time.sleep(0.1)
             raise ValueError("late")
 

@@ -15,7 +15,6 @@ from headrace.model.batch import Logits, Span
 from headrace.prefill.config import PrefillConfig
 from headrace.prefill.rank import Offered, PrefillRank
 from headrace.tests.fake_network import FakeNetwork
-from headrace.transfer.backend import Arenas
 from headrace.transfer.loopback import LoopbackBackend, LoopbackHub
 from headrace.transfer.messages import Handoff
 from headrace.transfer.request import Request, SamplingParams
@@ -97,9 +96,7 @@ class Pair:
 
     def join(self, name: str, network: NetworkLike) -> LoopbackBackend:
         """Put a network's cache on the hub."""
-        cache = network.cache
-        arenas = Arenas(layout=cache.layout, blocks=cache.blocks, slots=cache.slots)
-        return LoopbackBackend(self.hub, name, arenas)
+        return LoopbackBackend(self.hub, name, network.cache.arenas)
 
     def connect(self) -> None:
         """Pair the two backends."""

@@ -8,7 +8,6 @@ from headrace.decode.config import DecodeConfig
 from headrace.decode.inbox import Inbox
 from headrace.decode.rooms import Room, Rooms
 from headrace.tests.fake_network import FakeNetwork
-from headrace.transfer.backend import Arenas
 from headrace.transfer.checksum import block_checksums, slot_checksum
 from headrace.transfer.codec import decode, encode
 from headrace.transfer.errors import LeaseExpiredError
@@ -28,15 +27,7 @@ class Desk:
     def __post_init__(self) -> None:
         hub, self.network, self.source = LoopbackHub(), FakeNetwork(), FakeNetwork()
         self.here, self.holder = (
-            LoopbackBackend(
-                hub,
-                name,
-                Arenas(
-                    layout=network.cache.layout,
-                    blocks=network.cache.blocks,
-                    slots=network.cache.slots,
-                ),
-            )
+            LoopbackBackend(hub, name, network.cache.arenas)
             for name, network in (("decode", self.network), ("prefill", self.source))
         )
         self.here.connect(self.holder.pairing())

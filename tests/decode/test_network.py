@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from headrace.decode.config import DecodeConfig
-from headrace.model.network import Network, NetworkOptions, load_network
+from headrace.model.network import Network, load_network
+from headrace.model.network_options import NetworkOptions
 from headrace.prefill.config import PrefillConfig
 from headrace.tests.fake_network import CHECKPOINT
 

@@ -8,7 +8,8 @@ import pytest
 from headrace.decode.config import DecodeConfig
 from headrace.decode.executor import Network as NetworkLike
 from headrace.decode.speculation_config import SpeculationConfig
-from headrace.model.network import NetworkOptions, load_network
+from headrace.model.network import load_network
+from headrace.model.network_options import NetworkOptions
 from headrace.prefill.config import PrefillConfig
 from headrace.tests.fake_network import CHECKPOINT, FakeDrafter, FakeNetwork
 from headrace.transfer.request import Request

@@ -10,7 +10,8 @@ from headrace.decode.config import DecodeConfig
 from headrace.decode.profiling import measured_cost
 from headrace.decode.speculation_config import SpeculationConfig
 from headrace.decode.step_cost import StepCost
-from headrace.model.network import NetworkOptions, load_network
+from headrace.model.network import load_network
+from headrace.model.network_options import NetworkOptions
 from headrace.model.parallel import LocalExchange, ThreadExchange, ThreadHub
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "golden" / "v41-spec-micro" / "checkpoint"

@@ -24,10 +24,20 @@ def test_work_runs_in_the_order_of_its_launch(stream: Stream) -> None:
 
 def test_an_error_is_raised_where_the_result_is_wanted(stream: Stream) -> None:
     failed = stream.launch(lambda: 1 // 0)
-    assert stream.launch(lambda: 7).result() == 7, "the next work runs"
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             failed.result()
+
+
+def test_nothing_runs_after_work_that_failed() -> None:
+    stream, ran = ThreadStream("test"), list[int]()
+    stream.launch(lambda: 1 // 0)
+    later = [stream.launch(lambda: ran.append(1)) for _ in range(2)]
+    for work in later:
+        with pytest.raises(ZeroDivisionError):
+            work.result()
+    assert not ran
+    stream.close()
 
 
 def test_nothing_may_wait_inside_a_launch_window() -> None:

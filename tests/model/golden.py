@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from headrace.model.batch import Logits, Span
-from headrace.model.network import Network, NetworkOptions, Observer, load_network
+from headrace.model.network import Network, Observer, load_network
+from headrace.model.network_options import NetworkOptions
 
 FIXTURES = Path(__file__).parents[1] / "data" / "golden"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "golden"

@@ -7,7 +7,8 @@ import torch
 
 from headrace.model.batch import Logits, Span
 from headrace.model.exchange import join_exchange
-from headrace.model.network import Network, NetworkOptions, load_network
+from headrace.model.network import Network, load_network
+from headrace.model.network_options import NetworkOptions
 from headrace.model.parallel import ExpertExchange
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "golden" / "v41-spec-micro" / "checkpoint"

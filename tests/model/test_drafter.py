@@ -18,7 +18,8 @@ from headrace.model.drafter import (
     DraftSpan,
     draft_temperatures,
 )
-from headrace.model.network import Network, NetworkOptions, load_network
+from headrace.model.network import Network, load_network
+from headrace.model.network_options import NetworkOptions
 from headrace.transfer.errors import CheckpointError
 
 from .golden import golden_folder, open_golden, prompts, run_tokens

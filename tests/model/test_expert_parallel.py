@@ -14,7 +14,8 @@ import torch
 from headrace.model.batch import Span
 from headrace.model.drafter import DraftSpan
 from headrace.model.experts_config import ExpertsConfig
-from headrace.model.network import Network, NetworkOptions, load_network
+from headrace.model.network import Network, load_network
+from headrace.model.network_options import NetworkOptions
 from headrace.model.parallel import LocalExchange, ThreadExchange, ThreadHub
 from headrace.model.placement import ExpertPlacement
 from headrace.transfer.errors import ConfigError, PlacementError

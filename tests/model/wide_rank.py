@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from headrace.model.batch import Logits, Span
 from headrace.model.exchange import join_exchange
 from headrace.model.experts_config import ExpertsConfig
-from headrace.model.network import Network, NetworkOptions, load_network
+from headrace.model.network import Network, load_network
+from headrace.model.network_options import NetworkOptions
 from headrace.model.parallel import ExpertExchange, LocalExchange
 from headrace.model.placement import ExpertPlacement
 

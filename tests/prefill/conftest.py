@@ -8,7 +8,6 @@ import pytest
 from headrace.prefill.config import PrefillConfig
 from headrace.prefill.rank import Offered, PrefillEvent, PrefillRank
 from headrace.tests.fake_network import FakeNetwork
-from headrace.transfer.backend import Arenas
 from headrace.transfer.codec import decode, encode
 from headrace.transfer.loopback import LoopbackBackend, LoopbackHub
 from headrace.transfer.messages import ConfirmLease, Handoff, Message, ReleaseLease
@@ -41,9 +40,7 @@ class Bench:
         )
 
     def _join(self, name: str, network: FakeNetwork) -> LoopbackBackend:
-        cache = network.cache
-        arenas = Arenas(layout=cache.layout, blocks=cache.blocks, slots=cache.slots)
-        return LoopbackBackend(self.hub, name, arenas)
+        return LoopbackBackend(self.hub, name, network.cache.arenas)
 
     def turn(self) -> list[PrefillEvent]:
         """One turn of the loop."""

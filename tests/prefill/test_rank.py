@@ -62,8 +62,9 @@ def test_tail_start_counts_from_the_end_of_the_whole_prompt(bench: Bench) -> Non
     bench.turn()
     assert bench.network.spans[0].tail_start == 9
     bench.rank.submit(prompt("b", 3))
+    bench.turn()
+    assert [(span.start, span.tail_start) for span in bench.network.spans] == [(8, 9), (0, 0)]
     bench.run()
-    assert bench.network.spans[-1].tail_start == 0
 
 
 def test_prompt_logprobs_run_all_rows_through_all_layers(bench: Bench) -> None:
@@ -203,11 +204,11 @@ def test_what_can_never_work_is_refused_and_hurts_nobody() -> None:
 
 def test_a_prompt_that_waits_too_long_fails_by_phase() -> None:
     bench = Bench(config=PrefillConfig(lease_s=1000.0, queue_timeout_s=60.0))
-    bench.offer(prompt("a", 40))
+    bench.offer(prompt("a", 48))  # all blocks, for as long as the lease
     bench.rank.submit(prompt("b", 40))
     bench.now += 60
     assert bench.turn() == []
-    bench.rank.submit(prompt("c", 4))
+    bench.rank.submit(prompt("c", 1))
     bench.now += 1
     failed, offered = bench.run()
     assert isinstance(failed, PrefillFailed) and failed.request_id == "b"
@@ -262,3 +263,39 @@ def test_nothing_is_lost_or_freed_twice(data: st.DataObject, lengths: list[int])
         assert isinstance(event, Offered)
         assert event.handoff.num_tokens == lengths[int(event.request_id)] - 1
     bench.assert_empty()
+
+
+def test_a_prompt_past_its_deadline_is_given_up_wherever_it_is(bench: Bench) -> None:
+    for name in ("a", "b"):
+        bench.rank.submit(replace(prompt(name, 40), deadline_s=5.0))
+    bench.turn()
+    assert (bench.rank.stats()["running"], bench.rank.stats()["queued"]) == (1, 1)
+    bench.rank.submit(replace(prompt("c", 9), deadline_s=50.0))
+    bench.now += 5.5
+    events = bench.run()
+    failures = {event.request_id: event for event in events if isinstance(event, PrefillFailed)}
+    assert failures.keys() == {"a", "b"}
+    for failure in failures.values():
+        assert isinstance(failure.error, DeadlineError)
+        assert "5.5 s after its arrival, deadline_s = 5 of the request is over" in str(
+            failure.error
+        )
+    assert [event.request_id for event in events if isinstance(event, Offered)] == ["c"]
+
+
+def test_prompts_of_a_higher_priority_run_first(bench: Bench) -> None:
+    bench.rank.submit(prompt("a", 30))
+    bench.turn()
+    bench.rank.submit(replace(prompt("b", 9), priority=5))
+    (offered,) = bench.turn()
+    assert offered.request_id == "b"
+    assert [span.start for span in bench.network.spans] == [0], "nothing of a ran beside it"
+    bench.run()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"priority": 101}, {"priority": -101}, {"deadline_s": 0.0}, {"deadline_s": -1.0}]
+)
+def test_a_wrong_priority_or_deadline_is_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{next(iter(wrong))} = "):
+        replace(prompt("a", 3), **wrong)

@@ -70,7 +70,7 @@ def serve(
 
 def answer(leases: LeaseTable, data: bytes) -> bytes:
     """The echo, or the verdict on a lease."""
-    if not data.startswith(b"\x93\x01\x02"):
+    if not data.startswith(b"\x93\x02\x02"):
         return data
     ask = decode(data)
     assert isinstance(ask, ConfirmLease)

@@ -71,8 +71,7 @@ messages = st.one_of(
         incarnation=names,
         transport=names,
         layout=st.just(SMALL),
-        blocks_bytes=counts,
-        slots_bytes=counts,
+        arena_bytes=st.tuples(counts, counts, counts),
         address=st.binary(max_size=200),
     ),
 )
@@ -102,7 +101,7 @@ def test_tags_are_for_ever():
         5: ReleaseLease,
         6: Pairing,
     } == TAGS
-    assert encode(LeaseAlive(lease_id="a", nonce=1)) == b"\x93\x01\x03\x92\xa1a\x01"
+    assert encode(LeaseAlive(lease_id="a", nonce=1)) == b"\x93\x02\x03\x92\xa1a\x01"
 
 
 def test_a_handoff_of_a_million_tokens_is_a_small_message():
@@ -171,8 +170,7 @@ def test_extra_fields_inside_a_layout_are_refused():
         incarnation="i",
         transport="nixl",
         layout=SMALL,
-        blocks_bytes=1,
-        slots_bytes=1,
+        arena_bytes=(1, 1, 0),
         address=b"",
     )
     values = values_of(pairing)
@@ -214,8 +212,8 @@ def test_values_out_of_bounds_neither_leave_nor_enter(change):
 def test_size_depth_and_promised_lengths_are_bounded():
     for data in (
         b"\x00" * (MAX_MESSAGE_BYTES + 1),
-        b"\x93\x01\x01" + b"\x91" * 1_000_000,
-        b"\x93\x01\x01\xdd\xff\xff\xff\xff",
+        b"\x93\x02\x01" + b"\x91" * 1_000_000,
+        b"\x93\x02\x01\xdd\xff\xff\xff\xff",
         b"\xdd\xff\xff\xff\xff",
         packed(WIRE_VERSION, 1, [[[]]] * 12),
     ):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.tests.transfer.layouts import SMALL, make_arenas, released_layout
 from headrace.transfer.checksum import block_checksums, slot_checksum
 from headrace.transfer.errors import IntegrityError, TransferError
-from headrace.transfer.plan import Copy, plan_copies
+from headrace.transfer.plan import Copy, TailCopy, plan_copies
 
 
 def test_full_blocks_partial_block_and_slot():
@@ -19,6 +21,19 @@ def test_full_blocks_partial_block_and_slot():
         Copy("slots", 74, 185, 37),
     )
     assert plan.total_bytes == 222 == SMALL.handoff_bytes(19)
+
+
+def test_where_the_network_is_cut_a_slot_travels_in_part_and_a_tail_with_it():
+    layout = replace(SMALL, private_bytes=7, tail_row_bytes=12, keep=5)
+    plan = plan_copies(layout, 19, (7, 8, 3), 2, (0, 1, 9), 5, TailCopy(4, 3, 1))
+    assert plan.copies[-2:] == (Copy("slots", 74, 185, 30), Copy("tails", 180, 60, 48))
+    assert plan_copies(layout, 3, (7,), 2, (0,), 5, TailCopy(0, 3, 1)).copies[-1].arena == "slots"
+    assert layout.handoff_bytes(19) == SMALL.handoff_bytes(19) - 7 + 60
+    for wrong in (TailCopy(6, 3, 1), TailCopy(-1, 3, 1), TailCopy(4, -3, 1)):
+        with pytest.raises(TransferError, match="a tail has 5 rows"):
+            plan_copies(layout, 19, (7, 8, 3), 2, (0, 1, 9), 5, wrong)
+    with pytest.raises(ValueError, match="private_bytes = 38 must be 0 to slot_bytes = 37"):
+        replace(SMALL, private_bytes=38)
 
 
 def test_only_neighbours_on_both_sides_become_one_copy():

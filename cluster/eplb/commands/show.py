@@ -1,4 +1,4 @@
-"""``headrace eplb show``: a saved placement, or the placement that a deployment starts with."""
+"""``headrace eplb show``: a saved report, a saved placement, or the placement that a deployment starts with."""
 
 import argparse
 from pathlib import Path
@@ -9,8 +9,9 @@ from rich.console import Console
 from ....model.config import load_config
 from ....model.placement import ExpertPlacement, slots_per_rank
 from ...config import PoolConfig, checkpoint_dir, load_cluster_config
+from ..report import load_report
 from ..series import load_placement
-from ..show import placement_table
+from ..show import placement_table, render_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="FILE|CONFIG",
-        help="a placement (.npz) of `headrace eplb plan --output`, or a deployment",
+        help="a report (.json) of `headrace batch --eplb-report`, a placement (.npz), or a deployment",
     )
     parser.add_argument(
         "--set",
@@ -36,6 +37,12 @@ def run(args: argparse.Namespace) -> dict[str, object] | None:
     """See cli.Command."""
     what, layer = cast(str, args.what), cast("int | None", args.layer)
     path = Path(what)
+    if path.suffix == ".json":
+        report = load_report(path)
+        if args.json:
+            return dict(report)
+        Console().print(render_report(report, layer=layer))
+        return None
     if path.suffix == ".npz":
         placements = {str(path): load_placement(path)}
     else:
