@@ -11,7 +11,7 @@ from ..transfer.request import PromptLogprob
 class Offered:
     """A prompt is prefilled and may be read. ``prefill_started`` and ``offered`` are instants of its timeline.
 
-    ``prompt_logprobs`` are those of ``Completion``.
+    ``num_cached`` tokens of the prompt came from the cache. ``prompt_logprobs`` are those of ``Completion``.
     """
 
     request_id: str
@@ -19,6 +19,7 @@ class Offered:
     prefill_started: float
     offered: float
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

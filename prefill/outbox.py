@@ -15,6 +15,7 @@ from ..transfer.codec import decode, encode
 from ..transfer.errors import MessageError, PeerLostError
 from ..transfer.lease import Held, LeaseTable
 from ..transfer.messages import ConfirmLease, Handoff, LeaseAlive, LeaseGone, ReleaseLease
+from .prefix import PrefixPool
 
 
 class Outbox:
@@ -24,7 +25,7 @@ class Outbox:
         self,
         backend: TransferBackend,
         cache: Cache,
-        block_pool: IdPool,
+        block_pool: PrefixPool,
         slot_pool: IdPool,
         lease_s: float,
     ) -> None:

@@ -5,27 +5,29 @@ submit --> Queued --admit(slot)--> Running --extend, advance*--> Running with no
              `----------- cancel -------------'   gives back what the state owns
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..transfer.errors import IntegrityError, InvalidRequestError
 from ..transfer.request import PromptLogprob, Request
-from .scheduler import Prompt
+from .hits import Hit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """Waits for its first row; owns nothing."""
+    """Waits for its first row; owns nothing. ``keys`` name its whole blocks."""
 
     request: Request
     since: float
+    keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """Owns ``blocks`` and ``slot``; ``num_done`` rows are cached. ``started`` is an instant of the timeline.
 
-    ``logprobs`` of the tokens that follow these rows, if they were asked for.
+    Its rows began at ``floor``, and ``num_hit`` tokens came from the cache. ``logprobs`` of the tokens that follow
+    these rows, if they were asked for.
     """
 
     request: Request
@@ -33,6 +35,9 @@ class Running:
     blocks: tuple[int, ...]
     slot: int
     started: float
+    keys: tuple[bytes, ...] = ()
+    floor: int = 0
+    num_hit: int = 0
     num_done: int = 0
     logprobs: tuple[PromptLogprob, ...] = ()
 
@@ -69,33 +74,28 @@ class PromptQueue:
         """Prompts that own blocks and a slot."""
         return [state for state in self._states.values() if isinstance(state, Running)]
 
-    def view(self) -> Iterator[Prompt]:
-        """The queue as the scheduler sees it."""
-        for request_id, state in self._states.items():
-            running = isinstance(state, Running)
-            yield Prompt(
-                request_id=request_id,
-                num_rows=num_rows(state.request),
-                num_done=state.num_done if running else 0,
-                num_blocks=len(state.blocks) if running else 0,
-                admitted=running,
-                priority=state.request.priority,
-            )
-
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Request, keys: tuple[bytes, ...], now: float) -> None:
         """Nothing -> Queued. Raises InvalidRequestError for an id that is here already."""
         if request.request_id in self._states:
             raise InvalidRequestError(
                 f"request_id = {request.request_id!r} is not allowed: this rank already works on a request of that "
                 "id; give every request an id of its own"
             )
-        self._states[request.request_id] = Queued(request=request, since=now)
+        self._states[request.request_id] = Queued(request=request, since=now, keys=keys)
 
-    def admit(self, request_id: str, slot: int, started: float) -> None:
-        """Queued -> Running, which takes over ``slot``."""
+    def admit(self, request_id: str, hit: Hit, slot: int, started: float) -> None:
+        """Queued -> Running, which takes over the blocks of ``hit`` and ``slot``."""
         state = self.get_queued(request_id)
         self._states[request_id] = Running(
-            request=state.request, since=state.since, blocks=(), slot=slot, started=started
+            request=state.request,
+            since=state.since,
+            keys=state.keys,
+            blocks=hit.blocks,
+            slot=slot,
+            started=started,
+            floor=hit.floor,
+            num_hit=hit.num_tokens,
+            num_done=hit.floor,
         )
 
     def extend(self, request_id: str, blocks: Iterable[int]) -> None:

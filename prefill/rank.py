@@ -21,10 +21,12 @@ from ..transfer.errors import (
 from ..transfer.request import PromptLogprob, Request
 from .config import PrefillConfig
 from .events import Offered, PrefillEvent, PrefillFailed
+from .hits import Prefixes
 from .logprobs import prompt_logprobs
 from .outbox import Outbox
+from .prefix import PrefixPool
 from .prompts import PromptQueue, PromptState, Queued, Running, num_rows
-from .scheduler import Chunk, StepPlan, Supply, blocks_for, plan_step
+from .scheduler import Chunk, Prompt, StepPlan, Supply, blocks_for, plan_step
 
 HISTORY_TOKENS = 3  # ids before a span that n-gram layers look at
 
@@ -58,12 +60,14 @@ class PrefillRank:
         self._timer = timer
         cache = network.cache
         self._layout = cache.layout
-        self._block_pool = IdPool(cache.blocks.shape[0], "prefill block")
+        self._block_pool = PrefixPool(cache.blocks.shape[0], "prefill block")
         self._slot_pool = IdPool(cache.slots.shape[0], "prefill slot")
+        self._prefixes = Prefixes(config.prefix_cache, network.config, cache.layout)
         self._prompts = PromptQueue()
         self._outbox = Outbox(backend, cache, self._block_pool, self._slot_pool, config.lease_s)
         self._events: list[PrefillEvent] = []
         self._num_steps = self._num_rows = self._num_failed = 0
+        self._num_asked = self._num_hit = self._num_replayed = 0
 
     def submit(self, request: Request) -> None:
         """Queue a prompt. Raises PromptTooLongError or InvalidRequestError, and then keeps nothing of it."""
@@ -74,10 +78,11 @@ class PrefillRank:
                 f"prompt_ids hold {wrong[0]}, which is not allowed: an id from 0 to {model.vocab_size - 1}"
             )
         request.sampling.check_vocabulary(model.vocab_size)
-        if request.sampling.prompt_logprobs is not None and self._layout.tail_row_bytes:
+        if request.is_exact and self._layout.tail_row_bytes:
             raise InvalidRequestError(
-                f"prompt_logprobs = {request.sampling.prompt_logprobs} is not allowed with split = 'seam': prefill has"
-                " no decoder layers that could tell; serve with split = 'classic'"
+                f"prompt_logprobs = {request.sampling.prompt_logprobs}, exact = {request.exact} is not allowed with"
+                " split = 'seam': all rows would have to run the decoder layers, which prefill has not; serve with"
+                " split = 'classic'"
             )
         length, context = len(request.prompt_ids), model.max_position_embeddings
         if length >= context:
@@ -91,7 +96,7 @@ class PrefillRank:
                 f"prompt of {length} tokens needs {needed} blocks of {self._layout.block_tokens} tokens, but the "
                 f"prefill cache has {self._block_pool.capacity}: shorten it, or raise num_blocks of the prefill pool"
             )
-        self._prompts.add(request, self._timer())
+        self._prompts.add(request, self._prefixes.keys(request), self._timer())
 
     def cancel(self, request_id: str) -> None:
         """Free everything of a request, in whatever state it is; no event follows. Unknown ids are fine."""
@@ -146,6 +151,7 @@ class PrefillRank:
         logits = self._network.forward([self._span(chunk) for chunk in plan.chunks])
         first = 0
         for chunk in plan.chunks:
+            self._publish(chunk)
             logprobs: tuple[PromptLogprob, ...] = ()
             request = self._prompts.get_running(chunk.request_id).request
             if (k := request.sampling.prompt_logprobs) is not None:
@@ -179,6 +185,11 @@ class PrefillRank:
             "running": len(running),
             "free_blocks": self._block_pool.free,
             "free_slots": self._slot_pool.free,
+            "cached_blocks": self._block_pool.num_cached,
+            "evicted_blocks": self._block_pool.num_evicted,
+            "prompt_tokens": self._num_asked,
+            "hit_tokens": self._num_hit,
+            "replayed_rows": self._num_replayed,
             "steps": self._num_steps,
             "rows": self._num_rows,
             "failed": self._num_failed,
@@ -186,31 +197,85 @@ class PrefillRank:
         }
 
     def _plan(self) -> StepPlan:
+        held = [block for prompt in self._prompts.running for block in prompt.blocks]
+        shared = self._block_pool.shared(held)
         supply = Supply(
-            num_blocks=self._block_pool.capacity,
+            num_blocks=self._block_pool.capacity - len(shared),
             free_blocks=self._block_pool.free,
             free_slots=self._slot_pool.free,
         )
         return plan_step(
-            self._prompts.view(),
+            self._view(shared),
             supply,
             chunk_tokens=self._config.chunk_tokens,
             chunk_pairs=self._config.chunk_pairs,
             block_tokens=self._layout.block_tokens,
         )
 
+    def _view(self, shared: set[int]) -> list[Prompt]:
+        """The queue as the scheduler sees it.
+
+        A prompt whose next block another one computes is not in it: it finds that block soon, or computes it itself
+        when the other is gone. Of identical prompts one runs.
+        """
+        view: list[Prompt] = []
+        size = self._layout.block_tokens
+        coming = {
+            key
+            for prompt in self._prompts.running
+            for key in prompt.keys[max(prompt.num_done, prompt.num_hit) // size :]
+        }
+        for state in self._prompts.all:
+            request, blocks, done, keys = state.request, (), 0, state.keys
+            if isinstance(state, Running):
+                blocks, done = state.blocks, state.num_done
+            else:
+                hit = self._prefixes.hit(request, keys, self._block_pool)
+                blocks, done = hit.blocks, hit.floor
+                if len(blocks) < len(keys) and keys[len(blocks)] in coming:
+                    continue
+                coming.update(keys[len(blocks) :])
+            running = isinstance(state, Running)
+            view.append(
+                Prompt(
+                    request_id=request.request_id,
+                    num_rows=num_rows(request),
+                    num_done=done,
+                    num_blocks=len(blocks),
+                    num_shared=len(shared.intersection(blocks)) if running else 0,
+                    num_unowned=0 if running else self._block_pool.num_unowned(blocks),
+                    admitted=running,
+                    priority=request.priority,
+                )
+            )
+        return view
+
     def _admit(self, request_id: str) -> None:
+        prompt = self._prompts.get_queued(request_id)
+        hit = self._prefixes.hit(prompt.request, prompt.keys, self._block_pool)
         slot = self._slot_pool.try_take(1)
         if slot is None:
             raise IntegrityError(f"{self.name}: the plan admits {request_id!r} without room for it")
         self._network.cache.clear_slot(slot[0])
-        self._prompts.admit(request_id, slot[0], self._clock())
+        self._block_pool.own(hit.blocks)
+        self._prompts.admit(request_id, hit, slot[0], self._clock())
+        self._num_asked += len(prompt.request.prompt_ids)
+        self._num_hit += hit.num_tokens
+        self._num_replayed += hit.num_tokens - hit.floor
 
     def _extend(self, chunk: Chunk) -> None:
         blocks = self._block_pool.try_take(chunk.num_blocks)
         if blocks is None:
             raise IntegrityError(f"{self.name}: the plan has no blocks for {chunk}")
         self._prompts.extend(chunk.request_id, blocks)
+
+    def _publish(self, chunk: Chunk) -> None:
+        """Blocks that the rows of ``chunk`` filled may be found from now on."""
+        prompt, size = self._prompts.get_running(chunk.request_id), self._layout.block_tokens
+        first = max(chunk.start, prompt.num_hit) // size
+        filled = min((chunk.start + chunk.count) // size, len(prompt.keys))
+        for index in range(first, filled):
+            self._block_pool.publish(prompt.blocks[index], prompt.keys[index])
 
     def _give_up(self, prompt: PromptState, reason: str) -> None:
         request_id = prompt.request.request_id
@@ -229,13 +294,16 @@ class PrefillRank:
             slot=prompt.slot,
             blocks=prompt.blocks,
             tail_start=request.tail_start(self._layout.keep),
+            floor=prompt.floor,
+            known=prompt.num_hit,
             tail=prompt.slot,
             logits=Logits.NONE if request.sampling.prompt_logprobs is None else Logits.ALL,
         )
 
     def _offer(self, prompt: Running) -> Offered:
         request_id = prompt.request.request_id
-        tail_start = min(prompt.request.tail_start(self._layout.keep), prompt.num_done)
+        tail_start = max(prompt.request.tail_start(self._layout.keep), prompt.floor)
+        tail_start = min(tail_start, prompt.num_done)
         handoff = self._outbox.offer(
             request_id, prompt.num_done, prompt.blocks, prompt.slot, tail_start, self._timer()
         )
@@ -245,6 +313,7 @@ class PrefillRank:
             prefill_started=prompt.started,
             offered=self._clock(),
             prompt_logprobs=prompt.logprobs,
+            num_cached=prompt.num_hit,
         )
 
     def _free(self, state: Queued | Running | None) -> None:

@@ -26,12 +26,18 @@ _MOST_WAITING = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt as the scheduler sees it: rows to run, rows done, blocks held, and whether it has a slot."""
+    """A prompt as the scheduler sees it: rows to run, rows done, blocks held, and whether it has a slot.
+
+    ``num_shared`` of its blocks belong to others too, and come back to nobody when it ends. One without a slot is about
+    to hold blocks of the cache, of which ``num_unowned`` are counted as free until it does.
+    """
 
     request_id: str
     num_rows: int
     num_done: int = 0
     num_blocks: int = 0
+    num_shared: int = 0
+    num_unowned: int = 0
     admitted: bool = False
     priority: int = 0
 
@@ -56,7 +62,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """What a rank has: of ``num_blocks`` in all, ``free_blocks`` now; what prompts do not hold comes back by itself."""
+    """What a rank has: ``num_blocks`` in all but for shared ones, ``free_blocks`` now; others come back by then."""
 
     num_blocks: int
     free_blocks: int
@@ -143,18 +149,24 @@ class _Step:
         """Give ``prompt`` up to ``most`` rows, as far as budgets and memory reach."""
         share = self.shares.get(prompt.request_id)
         if share is None:
-            if len(self.newcomers) == self.supply.free_slots:
+            full = len(self.newcomers) == self.supply.free_slots
+            if full or prompt.num_unowned > self.free_blocks:
                 return
-            share = _Share(prompt, 0)
+            share = _Share(prompt, prompt.num_blocks)
         start = prompt.num_done + share.count
         count = min(most, self.rows, prompt.num_rows - start)
         if self.pairs < pairs_of(start, count):
             is_first = not any(other.count for other in self.shares.values())
             count = max(rows_within(start, self.pairs), int(is_first and count > 0))
+        is_new = prompt.request_id not in self.shares
+        if is_new:
+            self.free_blocks -= prompt.num_unowned
         count = self._with_blocks(share, start, count)
-        if count == 0 and (prompt.admitted or prompt.num_rows):
+        if count == 0 and start < prompt.num_rows:
+            if is_new:
+                self.free_blocks += prompt.num_unowned
             return
-        if prompt.request_id not in self.shares:
+        if is_new:
             self.newcomers.append(prompt.request_id)
             self.shares[prompt.request_id] = share
         share.count += count
@@ -193,12 +205,10 @@ class _Step:
         held = {id(other): other.held for other in self.shares.values()}
         held[id(share)] = share.held + given
         sharers = {id(other): other for other in (*self.shares.values(), share)}
-        left = self.supply.num_blocks - sum(held.values())
+        backs = {key: held[key] - other.prompt.num_shared for key, other in sharers.items()}
+        left = self.supply.num_blocks - sum(backs.values())
         needs = sorted(
-            (
-                blocks_for(other.prompt.num_rows, self.block_tokens) - held[key],
-                held[key],
-            )
+            (blocks_for(other.prompt.num_rows, self.block_tokens) - held[key], backs[key])
             for key, other in sharers.items()
         )
         for need, back in needs:

@@ -3,7 +3,8 @@
 A row writes its token into the real cache (blocks and slot); the logits are random numbers seeded by a hash of all
 that the request cached so far, read back from the cache. A lost, foreign or stale byte therefore changes every token
 that follows, and a row that does not continue what its slot holds is refused. A slot keeps what its last RING rows
-were, so that rows may be rolled back, as a real one does.
+were, so that rows may be rolled back, as a real one does. After a prefix hit a request goes on from the entry before
+its first row, and writes no known one.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,13 +69,16 @@ class FakeNetwork:
         position, token = span.start + row, span.token_ids[row]
         ring = self._slots[span.slot, : 16 * RING].view(np.int64).reshape(RING, 2)
         before = 0
-        if position:
+        if position and position == span.floor:
+            (section, *_) = (s for s in self.cache.layout.sections if s.tokens_per_entry == 1)
+            before = int(self._entry(span, section, position - 1)[:8].view(np.int64)[0])
+        elif position:
             found, before = ring[(position - 1) % RING].tolist()
             assert found == position, f"the slot holds {found} rows there, not {position}"
         ring[position % RING] = position + 1, (before * 31 + token) % 2**61
         for section in self.cache.layout.sections:
             index, rest = divmod(position + 1, section.tokens_per_entry)
-            if rest == 0:
+            if rest == 0 and position >= span.known:
                 entry = self._entry(span, section, index - 1)
                 entry[:8], entry[8:] = ring[position % RING, 1:].view(np.uint8), 0
 

@@ -17,6 +17,7 @@ from headrace.model.network_options import NetworkOptions, Part
 from headrace.model.parallel import LocalExchange, ThreadExchange, ThreadHub
 from headrace.prefill.config import PrefillConfig
 from headrace.prefill.events import Offered
+from headrace.prefill.hits import PrefixMode
 from headrace.prefill.rank import PrefillRank
 from headrace.transfer.backend import Arenas, TransferBackend
 from headrace.transfer.request import Request
@@ -57,6 +58,7 @@ def start_pool(
     num_slots: int = 33,
     block_tokens: int = 128,
     seam: bool = False,
+    prefix_cache: PrefixMode = "exact",
 ) -> Pool:
     """Ranks of the bundled checkpoint, taking turns; with ``seam`` of the part that the pool holds."""
     settings = decode or DecodeConfig(max_batch=num_slots - 1)
@@ -78,7 +80,10 @@ def start_pool(
         backend = make_backend(name, network.cache.arenas)
         worker = (
             PrefillRank(
-                name, network, backend, PrefillConfig(chunk_tokens=chunk, lease_s=TIMEOUT_S)
+                name,
+                network,
+                backend,
+                PrefillConfig(chunk_tokens=chunk, lease_s=TIMEOUT_S, prefix_cache=prefix_cache),
             )
             if kind == "prefill"
             else DecodeRank(

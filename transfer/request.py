@@ -9,6 +9,7 @@ from .timeline import Timeline
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 MAX_PRIORITY = 100
+MAX_SALT_CHARACTERS = 256
 MAX_REQUEST_ID_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_STOPS = 64
@@ -180,7 +181,8 @@ class Request:
     """One prompt to be continued. ``prompt_ids`` are token ids, BOS included, at least one.
 
     Prompts of a higher ``priority`` run first. ``deadline_s`` after its arrival at a prefill rank a prompt that is not
-    done is given up; None for never.
+    done is given up; None for never. ``exact`` runs all prompt rows through all layers and takes nothing approximate
+    from a cache. Requests share cached prefixes only with those of the same ``cache_salt``.
     """
 
     request_id: str
@@ -188,6 +190,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     deadline_s: float | None = None
+    exact: bool = False
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         _require(
@@ -204,15 +208,26 @@ class Request:
             f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}",
         )
         _require(
+            len(self.cache_salt) <= MAX_SALT_CHARACTERS,
+            "cache_salt",
+            self.cache_salt[:MAX_SALT_CHARACTERS],
+            f"up to {MAX_SALT_CHARACTERS} characters",
+        )
+        _require(
             self.deadline_s is None or 0.0 < self.deadline_s < math.inf,
             "deadline_s",
             self.deadline_s,
             "seconds above 0, or none",
         )
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing may be approximated: asked for, or implied by ``prompt_logprobs``."""
+        return self.exact or self.sampling.prompt_logprobs is not None
+
     def tail_start(self, keep: int) -> int:
-        """The first prompt row that runs all layers: ``keep`` rows do, or all of them with ``prompt_logprobs``."""
-        if self.sampling.prompt_logprobs is not None:
+        """The first prompt row that runs all layers: ``keep`` rows do, or all of them where nothing is approximated."""
+        if self.is_exact:
             return 0
         return max(0, len(self.prompt_ids) - keep)
 

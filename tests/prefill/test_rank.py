@@ -165,7 +165,8 @@ def test_the_same_request_may_be_prefilled_again_while_its_first_offer_lives(ben
     first = bench.offer(prompt("a", 9))
     second = bench.offer(prompt("a", 9))
     assert second.generation > first.generation
-    assert not set(first.blocks) & set(second.blocks)
+    assert first.blocks == second.blocks, "its two blocks are whole, and found"
+    assert first.slot != second.slot
     assert first.block_checksums == second.block_checksums
     bench.rank.cancel("a")
     assert isinstance(bench.confirm(first), LeaseGone)
