@@ -8,6 +8,7 @@ import torch
 from ..decode import sampler
 from ..decode.config import DecodeConfig
 from ..decode.grammar_compiler import GrammarCompiler
+from ..decode.keeper import Keeper
 from ..decode.profiling import measured_cost
 from ..decode.rank import DecodeRank
 from ..model.checkpoint import Checkpoint
@@ -20,6 +21,7 @@ from ..model.rebalance import ExpertMover
 from ..prefill.rank import PrefillRank
 from ..transfer.backend import Arenas, TransferBackend
 from ..transfer.nixl import NixlBackend
+from ..transfer.tiers.open import open_tiers
 from .config import ClusterConfig, checkpoint_dir
 from .rank_experts import RankExperts
 from .rank_host import BuiltRank, Joined, RankId
@@ -52,6 +54,7 @@ def build_decode_rank(
     backend: TransferBackend,
     config: DecodeConfig,
     exchange: ExpertExchange,
+    keeper: Keeper | None = None,
 ) -> DecodeRank:
     """A decode rank with everything it can have. Every rank of an instance calls this at the same time."""
     tokenizer = network.tokenizer
@@ -65,6 +68,7 @@ def build_decode_rank(
         grammars=GrammarCompiler(tokenizer, limits=config.grammar),
         cost=measured_cost(network, config, exchange),
         rank=exchange.rank,
+        keeper=keeper,
     )
 
 
@@ -115,11 +119,17 @@ class NetworkBuilder:
         network.warm_up()
         backend = NixlBackend(who.name, network.cache.arenas, config.transfer.nixl)
         experts = build_experts(who, network, config)
+        tiers = open_tiers(config.tiers, network.cache.layout) if config.tiers.any else None
         if who.kind == "prefill":
-            rank = PrefillRank(who.name, network, backend, config.prefill)
+            rank = PrefillRank(who.name, network, backend, config.prefill, tiers=tiers)
         else:
             rank = build_decode_rank(
-                who.name, network, backend, config.decode, cast(ExpertExchange, exchange)
+                who.name,
+                network,
+                backend,
+                config.decode,
+                cast(ExpertExchange, exchange),
+                Keeper(tiers, network.cache, config.prefill.prefix_cache),
             )
         network.expert_counts.clear()  # of passes that measured what a step costs
         return BuiltRank(

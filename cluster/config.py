@@ -4,6 +4,7 @@
     |-- model       which checkpoint, in which arithmetic
     |-- split       where the network is cut between prefill and decode
     |-- transfer    how a handoff crosses
+    |-- tiers       where cached blocks are kept beside prefill's own memory
     |-- prefill     PoolConfig + PrefillConfig: how many ranks, their caches, their scheduler, where they run
     |-- decode      PoolConfig + DecodeConfig
     |-- router      how ranks are chosen
@@ -25,6 +26,7 @@ from ..model.experts_config import ExpertsConfig
 from ..prefill.config import PrefillConfig
 from ..transfer.errors import ConfigError
 from ..transfer.nixl_options import NixlOptions
+from ..transfer.tiers.tiers_config import TiersConfig
 from .eplb.config import EplbConfig
 from .router.least_load import RouterConfig
 from .strict import build_section, plain, read_yaml, require
@@ -251,6 +253,8 @@ class ClusterConfig:
     from in the last `keep` rows; decode runs these rows inside its steps. Tokens are the same."""
     transfer: TransferSection = field(default_factory=TransferSection)
     """How a handoff crosses."""
+    tiers: TiersConfig = field(default_factory=TiersConfig)
+    """Where blocks are kept that no longer fit prefill's cache, and what answers added."""
     prefill: PrefillPool
     """The prefill pool."""
     decode: DecodePool

@@ -208,6 +208,7 @@ class Dispatcher:
                     prompt_logprobs=offered.prompt_logprobs,
                     num_verified=event.num_verified,
                     num_accepted=event.num_accepted,
+                    num_cached=offered.num_cached,
                 )
 
 

@@ -29,6 +29,7 @@ from .executor import Executor, Network, Pass, Sampled
 from .grammar_compiler import GrammarCompiler
 from .host_store import HostStore
 from .inbox import Inbox
+from .keeper import Keeper
 from .lane import Lane, Outcome, StepPlan
 from .pause_meter import PauseMeter
 from .pressure import decide
@@ -40,9 +41,6 @@ from .step_cost import StepCost
 from .stops import StopChecker
 from .stream import InlineStream, Launched, Stream, ThreadStream, launch_window
 from .turns import plan_step, wants_pass
-
-PAUSED_NEWS_S = 5.0
-"""How often a paused request is reported, with no tokens, so that nobody takes it for lost."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +59,8 @@ class DecodeRank:
     """All methods from the loop's thread. ``clock`` stamps timelines, ``timer`` measures deadlines.
 
     ``pieces`` are the bytes of every token id, for stop strings; ``grammars`` compiles what requests ask for;
-    ``cost`` is what steps cost, for choosing how many drafts to verify; ``rank`` is our place in the instance.
+    ``cost`` is what steps cost, for choosing how many drafts to verify; ``rank`` is our place in the instance;
+    ``keeper`` gets every answer that is over.
     """
 
     def __init__(
@@ -77,6 +76,7 @@ class DecodeRank:
         grammars: GrammarCompiler | None = None,
         cost: StepCost | None = None,
         rank: int = 0,
+        keeper: Keeper | None = None,
     ) -> None:
         self.name = name
         self._network = network
@@ -86,6 +86,7 @@ class DecodeRank:
         self._layout = network.cache.layout
         self._pieces = pieces
         self._has_grammars = grammars is not None
+        self._keeper = keeper or Keeper(None, network.cache, "off")
         self._rooms = Rooms(network.cache)
         self._entrance = Entrance(self._rooms, grammars)
         self._inbox = Inbox(backend, network.cache, self._rooms, config)
@@ -169,7 +170,7 @@ class DecodeRank:
             self._entrance.arrive(ready)
         for entrant in self._entrance.take():
             self._join(entrant)
-        self._report_paused()
+        self._events += self._residents.paused_news(self._timer())
         for failure in (*self._inbox.take_failures(), *self._entrance.take_failures()):
             self._entrance.forget(failure.request_id)
             self._fail(failure.request_id, failure.error)
@@ -224,6 +225,7 @@ class DecodeRank:
         self._stream.close()
         self._executor.close()
         self._entrance.close()
+        self._keeper.close()
 
     def _knows(self, request_id: str) -> bool:
         return any(request_id in part for part in (self._residents, self._inbox, self._entrance))
@@ -234,14 +236,6 @@ class DecodeRank:
             request.sampling.max_tokens,
             self._network.config.max_position_embeddings,
         )
-
-    def _report_paused(self) -> None:
-        """Whoever waits for tokens of a paused request hears now and then that it is still here."""
-        now = self._timer()
-        for resident in self._residents.paused:
-            if now - resident.last_event >= PAUSED_NEWS_S:
-                resident.last_event = now
-                self._events.append(resident.event(Outcome(lane=resident.lane), 0, None))
 
     def _max_requests(self) -> int:
         running = self._residents.running
@@ -359,6 +353,8 @@ class DecodeRank:
         resident.last_token, resident.last_event = now, self._timer()
         if reason is not None:
             self._counters.num_finished += 1
+            ids = resident.lane.output_ids[: resident.num_known]
+            self._keeper.keep(resident.lane.request, ids, resident.room)
             self._leave(request_id)
         self._events.append(resident.event(outcome, count, reason))
         return count

@@ -21,6 +21,9 @@ from .pressure import Decision, Memory, PausedView, RunningView
 from .rooms import Room, Rooms
 from .stops import StopChecker
 
+PAUSED_NEWS_S = 5.0
+"""How often a paused request is reported, with no tokens, so that nobody takes it for lost."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Resident:
@@ -230,6 +233,15 @@ class Residents:
             resident.room = self._taken(self._rooms.grow(resident.room, num_blocks), request_id)
         for request_id, num_blocks in decision.resumptions.items():
             self._resume(self._all[request_id], num_blocks)
+
+    def paused_news(self, now: float) -> list[Tokens]:
+        """Whoever waits for tokens of a paused request hears now and then that it is still here."""
+        news: list[Tokens] = []
+        for resident in self.paused:
+            if now - resident.last_event >= PAUSED_NEWS_S:
+                resident.last_event = now
+                news.append(resident.event(Outcome(lane=resident.lane), 0, None))
+        return news
 
     def check_integrity(self, arriving: Iterable[Room]) -> None:
         """Raise IntegrityError unless rooms and host memory are what is owned; ``arriving`` are others' rooms."""

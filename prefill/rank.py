@@ -19,6 +19,7 @@ from ..transfer.errors import (
     PromptTooLongError,
 )
 from ..transfer.request import PromptLogprob, Request
+from ..transfer.tiers.stack import TierStack
 from .config import PrefillConfig
 from .events import Offered, PrefillEvent, PrefillFailed
 from .hits import Prefixes
@@ -27,6 +28,7 @@ from .outbox import Outbox
 from .prefix import PrefixPool
 from .prompts import PromptQueue, PromptState, Queued, Running, num_rows
 from .scheduler import Chunk, Prompt, StepPlan, Supply, blocks_for, plan_step
+from .tier_loads import TierLoads
 
 HISTORY_TOKENS = 3  # ids before a span that n-gram layers look at
 
@@ -42,7 +44,10 @@ class Network(Protocol):
 
 
 class PrefillRank:
-    """All methods from the loop's thread. ``clock`` stamps timelines, ``timer`` measures leases and deadlines."""
+    """All methods from the loop's thread. ``clock`` stamps timelines, ``timer`` measures leases and deadlines.
+
+    ``tiers`` keep blocks that no longer fit here.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class PrefillRank:
         config: PrefillConfig,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.monotonic,
+        tiers: TierStack | None = None,
     ) -> None:
         self.name = name
         self._network = network
@@ -61,6 +67,7 @@ class PrefillRank:
         cache = network.cache
         self._layout = cache.layout
         self._block_pool = PrefixPool(cache.blocks.shape[0], "prefill block")
+        self._loads = TierLoads(tiers, cache, self._block_pool)
         self._slot_pool = IdPool(cache.slots.shape[0], "prefill slot")
         self._prefixes = Prefixes(config.prefix_cache, network.config, cache.layout)
         self._prompts = PromptQueue()
@@ -101,6 +108,7 @@ class PrefillRank:
     def cancel(self, request_id: str) -> None:
         """Free everything of a request, in whatever state it is; no event follows. Unknown ids are fine."""
         self._free(self._prompts.drop(request_id))
+        self._loads.forget(request_id)
         self._outbox.cancel(request_id)
         self._events = [event for event in self._events if event.request_id != request_id]
 
@@ -119,7 +127,10 @@ class PrefillRank:
         """Answer readers, expire leases, give up prompts that waited too long. Never blocks."""
         now = self._timer()
         self._outbox.poll(now)
+        self._loads.poll()
         for prompt in self._prompts.all:
+            if isinstance(prompt, Queued):
+                self._loads.look_up(prompt.request.request_id, prompt.keys)
             waited = now - prompt.since
             if isinstance(prompt, Queued) and waited > self._config.queue_timeout_s:
                 self._give_up(
@@ -148,7 +159,10 @@ class PrefillRank:
             self._admit(request_id)
         for chunk in plan.chunks:
             self._extend(chunk)
-        logits = self._network.forward([self._span(chunk) for chunk in plan.chunks])
+        spans, began = [self._span(chunk) for chunk in plan.chunks], time.perf_counter()
+        logits = self._network.forward(spans)
+        num_rows_run = sum(chunk.count for chunk in plan.chunks)
+        self._loads.computed(num_rows_run, time.perf_counter() - began)
         first = 0
         for chunk in plan.chunks:
             self._publish(chunk)
@@ -160,19 +174,21 @@ class PrefillRank:
                 first += chunk.count
             self._prompts.advance(chunk.request_id, chunk.start, chunk.count, logprobs)
         self._num_steps += 1
-        self._num_rows += sum(chunk.count for chunk in plan.chunks)
+        self._num_rows += num_rows_run
         self._events += [self._offer(prompt) for prompt in self._prompts.take_finished()]
         events, self._events = self._events, []
         return events
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Close the tiers."""
+        self._loads.close()
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and slot is free or owned exactly once."""
         self._outbox.check_integrity()
         owners = [*self._prompts.running, *self._outbox.held]
-        self._block_pool.check_owned([block for owner in owners for block in owner.blocks])
+        owned = [block for owner in owners for block in owner.blocks]
+        self._block_pool.check_owned([*owned, *self._loads.blocks])
         self._slot_pool.check_owned([owner.slot for owner in owners])
 
     def stats(self) -> dict[str, int]:
@@ -190,6 +206,7 @@ class PrefillRank:
             "prompt_tokens": self._num_asked,
             "hit_tokens": self._num_hit,
             "replayed_rows": self._num_replayed,
+            "loaded_blocks": self._loads.num_loaded,
             "steps": self._num_steps,
             "rows": self._num_rows,
             "failed": self._num_failed,
@@ -224,7 +241,7 @@ class PrefillRank:
             key
             for prompt in self._prompts.running
             for key in prompt.keys[max(prompt.num_done, prompt.num_hit) // size :]
-        }
+        } | self._loads.keys
         for state in self._prompts.all:
             request, blocks, done, keys = state.request, (), 0, state.keys
             if isinstance(state, Running):
@@ -232,7 +249,8 @@ class PrefillRank:
             else:
                 hit = self._prefixes.hit(request, keys, self._block_pool)
                 blocks, done = hit.blocks, hit.floor
-                if len(blocks) < len(keys) and keys[len(blocks)] in coming:
+                is_coming = len(blocks) < len(keys) and keys[len(blocks)] in coming
+                if is_coming or self._loads.is_loading(request.request_id):
                     continue
                 coming.update(keys[len(blocks) :])
             running = isinstance(state, Running)
@@ -258,6 +276,7 @@ class PrefillRank:
             raise IntegrityError(f"{self.name}: the plan admits {request_id!r} without room for it")
         self._network.cache.clear_slot(slot[0])
         self._block_pool.own(hit.blocks)
+        self._loads.forget(request_id)
         self._prompts.admit(request_id, hit, slot[0], self._clock())
         self._num_asked += len(prompt.request.prompt_ids)
         self._num_hit += hit.num_tokens
@@ -280,6 +299,7 @@ class PrefillRank:
     def _give_up(self, prompt: PromptState, reason: str) -> None:
         request_id = prompt.request.request_id
         self._free(self._prompts.drop(request_id))
+        self._loads.forget(request_id)
         self._num_failed += 1
         self._events.append(PrefillFailed(request_id=request_id, error=DeadlineError(reason)))
 
@@ -302,6 +322,7 @@ class PrefillRank:
 
     def _offer(self, prompt: Running) -> Offered:
         request_id = prompt.request.request_id
+        self._loads.keep(prompt.blocks, prompt.keys, prompt.num_hit // self._layout.block_tokens)
         tail_start = max(prompt.request.tail_start(self._layout.keep), prompt.floor)
         tail_start = min(tail_start, prompt.num_done)
         handoff = self._outbox.offer(

@@ -11,6 +11,7 @@ from headrace.cluster.rank_loop import RankLoop
 from headrace.decode.config import DecodeConfig
 from headrace.decode.events import Tokens
 from headrace.decode.grammar_compiler import GrammarCompiler
+from headrace.decode.keeper import Keeper
 from headrace.decode.rank import DecodeRank
 from headrace.model.network import load_network
 from headrace.model.network_options import NetworkOptions, Part
@@ -21,6 +22,8 @@ from headrace.prefill.hits import PrefixMode
 from headrace.prefill.rank import PrefillRank
 from headrace.transfer.backend import Arenas, TransferBackend
 from headrace.transfer.request import Request
+from headrace.transfer.tiers.open import open_tiers
+from headrace.transfer.tiers.tiers_config import TiersConfig
 
 CHECKPOINT = Path(__file__).parents[1] / "configs" / "checkpoints" / "tiny-v41"
 TIMEOUT_S = 240.0
@@ -59,6 +62,7 @@ def start_pool(
     block_tokens: int = 128,
     seam: bool = False,
     prefix_cache: PrefixMode = "exact",
+    tiers: TiersConfig | None = None,
 ) -> Pool:
     """Ranks of the bundled checkpoint, taking turns; with ``seam`` of the part that the pool holds."""
     settings = decode or DecodeConfig(max_batch=num_slots - 1)
@@ -76,7 +80,8 @@ def start_pool(
         )
         exchange = ThreadExchange(hub, rank) if size > 1 else LocalExchange()
         network = load_network(CHECKPOINT, options=options, exchange=exchange)
-        name = f"{kind}.{rank}"
+        name, layout = f"{kind}.{rank}", network.cache.layout
+        stack = None if tiers is None else open_tiers(tiers, layout)
         backend = make_backend(name, network.cache.arenas)
         worker = (
             PrefillRank(
@@ -84,6 +89,7 @@ def start_pool(
                 network,
                 backend,
                 PrefillConfig(chunk_tokens=chunk, lease_s=TIMEOUT_S, prefix_cache=prefix_cache),
+                tiers=stack,
             )
             if kind == "prefill"
             else DecodeRank(
@@ -94,6 +100,7 @@ def start_pool(
                 pieces=network.tokenizer.text_bytes,
                 grammars=GrammarCompiler(network.tokenizer),
                 rank=rank,
+                keeper=Keeper(stack, network.cache, prefix_cache),
             )
         )
         loop = RankLoop(name)

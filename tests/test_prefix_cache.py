@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from headrace.prefill.hits import PrefixMode
 from headrace.tests.pools import Pool, answer, start_pool, stats
 from headrace.transfer.loopback import LoopbackBackend, LoopbackHub
 from headrace.transfer.request import Request, SamplingParams
+from headrace.transfer.tiers.tiers_config import TiersConfig
 
 WINDOW, ENCODER_LAYERS, BLOCK = 32, 4, 16
 REACH = ENCODER_LAYERS * (WINDOW - 1)
@@ -23,15 +25,22 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def pools(mode: PrefixMode, *, seam: bool = False, chunk: int = 256) -> tuple[Pool, Pool]:
+def pools(
+    mode: PrefixMode,
+    *,
+    seam: bool = False,
+    chunk: int = 256,
+    tiers: TiersConfig | None = None,
+    num_blocks: int = 400,
+) -> tuple[Pool, Pool]:
     hub = LoopbackHub()
-    sizes = {"block_tokens": BLOCK, "num_blocks": 400}
 
     def backend(name: str, arenas: object) -> LoopbackBackend:
         return LoopbackBackend(hub, name, arenas)  # type: ignore[arg-type]
 
-    prefill = start_pool("prefill", 1, chunk, backend, seam=seam, prefix_cache=mode, **sizes)
-    decode = start_pool("decode", 1, chunk, backend, seam=seam, **sizes)
+    common = {"seam": seam, "prefix_cache": mode, "block_tokens": BLOCK, "tiers": tiers}
+    prefill = start_pool("prefill", 1, chunk, backend, num_blocks=num_blocks, **common)
+    decode = start_pool("decode", 1, chunk, backend, num_blocks=400, **common)
     decode.connect(prefill)
     prefill.connect(decode)
     return prefill, decode
@@ -93,6 +102,63 @@ def test_a_chat_of_twenty_turns_computes_its_new_tokens_and_one_window_a_turn() 
     assert counted["rows"] == new + (turns - 1) * WINDOW
     said = sum(len(words) for words in chat(turns)) + 6 * turns + 1
     assert new < said + turns * BLOCK, "a turn computes what is new, and the last partial block"
+
+
+def test_a_new_deployment_finds_on_disk_what_an_old_one_computed_and_answered(
+    tmp_path: Path,
+) -> None:
+    turns, disk = 4, TiersConfig(disk=str(tmp_path / "blocks"))
+    plain = pools("off")
+    expected = converse(plain, turns)
+    stop(plain)
+    first = pools("exact", tiers=disk)
+    assert converse(first, turns) == expected
+    assert stop(first)["loaded_blocks"] < turns * 3, "of its own prompts the device had nearly all"
+    second = pools("exact", tiers=disk)
+    assert converse(second, turns) == expected
+    counted = stop(second)
+    assert counted["loaded_blocks"] > 400 // BLOCK
+    assert counted["hit_tokens"] >= counted["prompt_tokens"] - turns * (BLOCK + 1)
+
+
+def test_a_device_too_small_for_its_prompts_gets_them_back_from_memory(tmp_path: Path) -> None:
+    (words,) = chat(1)
+    others = [tuple(reversed(words)), words[7:] + words[:7]]
+    pair = pools("exact", tiers=TiersConfig(memory_mib=64), num_blocks=40)
+    expected: dict[int, tuple[int, ...]] = {}
+    for number, prompt in enumerate([words, *others, words, *others]):
+        request = Request(
+            request_id=f"r{number}",
+            prompt_ids=(0, *prompt),
+            sampling=SamplingParams(max_tokens=3, ignore_eos=True),
+        )
+        ids = answer(*pair, [request])[request.request_id]
+        assert ids == expected.setdefault(number % 3, ids)
+    counted = stop(pair)
+    assert counted["evicted_blocks"] > 0
+    assert counted["loaded_blocks"] > 50
+
+
+@pytest.mark.parametrize("how", ["torn", "flipped", "gone"])
+def test_a_broken_store_is_a_miss_and_never_a_wrong_answer(how: str, tmp_path: Path) -> None:
+    disk = TiersConfig(disk=str(tmp_path))
+    first = pools("exact", tiers=disk)
+    expected = converse(first, 2)
+    stop(first)
+    records = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 999]
+    assert len(records) > 20
+    for path in records:
+        data = bytearray(path.read_bytes())
+        if how == "flipped":
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        elif how == "torn":
+            path.write_bytes(data[: len(data) // 2])
+        else:
+            path.unlink()
+    second = pools("exact", tiers=disk)
+    assert converse(second, 2) == expected
+    assert stop(second)["loaded_blocks"] == 0
 
 
 def test_identical_cold_prompts_are_prefilled_once() -> None:

@@ -256,7 +256,8 @@ class Completion:
     ``finish_reason`` is ``stop`` (the last id is EOS, a stop id or completes a stop string) or ``length``. A request
     that failed has no Completion; it raises instead. ``logprobs`` and ``top_logprobs`` have an entry for each id if
     they were asked for, ``prompt_logprobs`` one for each prompt id but the first, which nothing precedes.
-    ``num_verified`` drafts were verified on the way and ``num_accepted`` of them accepted.
+    ``num_verified`` drafts were verified on the way and ``num_accepted`` of them accepted. ``num_cached`` tokens of the
+    prompt came from the prefix cache.
     """
 
     request_id: str
@@ -268,3 +269,4 @@ class Completion:
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
     num_verified: int = 0
     num_accepted: int = 0
+    num_cached: int = 0

@@ -19,6 +19,7 @@ import msgspec
 from ...transfer.errors import InvalidRequestError
 from ...transfer.request import MAX_SEED
 from .fields import Fields, Prompt, read_chat_prompt, read_text_prompt
+from .handling import ORDINARY, Handling, read_handling
 from .sampling import Sampling, read_sampling
 from .structured import read_structured
 
@@ -45,6 +46,7 @@ class BatchRequest:
     endpoint: Endpoint
     prompt: Prompt
     sampling: Sampling
+    handling: Handling = ORDINARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,7 @@ def _request(line: int, custom_id: str, endpoint: Endpoint, fields: Fields) -> B
     prompt = read_chat_prompt(fields) if chat else read_text_prompt(fields)
     prompt, grammar = read_structured(fields, prompt)
     sampling = read_sampling(fields, chat=chat, default_seed=seed_of(custom_id), grammar=grammar)
+    handling = read_handling(fields)
     fields.finish()
     return BatchRequest(
         line=line,
@@ -166,4 +169,5 @@ def _request(line: int, custom_id: str, endpoint: Endpoint, fields: Fields) -> B
         endpoint=endpoint,
         prompt=prompt,
         sampling=sampling,
+        handling=handling,
     )

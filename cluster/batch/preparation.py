@@ -1,7 +1,7 @@
 """Input lines -> what the runner does with each: an id claimed, a prompt encoded, room for the answer counted."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from ...transfer.errors import InvalidRequestError
 from ...transfer.request import MAX_SEED, Request
@@ -93,6 +93,7 @@ def _encode(
             sampling=replace(
                 params, max_tokens=wanted, seed=(params.seed + choice) % (MAX_SEED + 1)
             ),
+            **asdict(line.handling),
         )
         for choice in range(number)
     )

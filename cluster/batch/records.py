@@ -29,12 +29,19 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     drafts_accepted: int = 0
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    """``cached_tokens`` of the prompt came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens read and written for one request."""
+    """Tokens read and written for one request, in the shape of the OpenAI API."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails = PromptDetails()
 
 
 class _Body(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ class Totals:
         self.answered = 0
         self.failures = Counter[str]()
         self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.output_tokens = 0
         self.drafts_verified = 0
         self.drafts_accepted = 0
@@ -64,6 +65,7 @@ class Totals:
         self.answered += 1
         if outcome.usage is not None:
             self.prompt_tokens += outcome.usage.prompt_tokens
+            self.cached_tokens += outcome.usage.prompt_tokens_details.cached_tokens
             self.output_tokens += outcome.usage.completion_tokens
         if outcome.timing is not None:
             self.drafts_verified += outcome.timing.drafts_verified
@@ -88,6 +90,7 @@ def summarize(whole: Totals, run: Totals, total_s: float, run_s: float) -> dict[
         "failures_by_code": dict(sorted(whole.failures.items())),
         "requests_of_earlier_runs": whole.lines - run.lines,
         "prompt_tokens": whole.prompt_tokens,
+        "cached_tokens": whole.cached_tokens,
         "output_tokens": whole.output_tokens,
         "drafts_verified": whole.drafts_verified,
         "drafts_accepted": whole.drafts_accepted,
@@ -124,7 +127,8 @@ def render(document: dict[str, Value], output: str) -> Table:
         else ""
     )
     table.add_row("failures", f"{document['failed']}" + (f" ({reasons})" if reasons else ""))
-    table.add_row("prompt tokens", f"{document['prompt_tokens']}")
+    cached = f", {document['cached_tokens']} from the cache" if document["cached_tokens"] else ""
+    table.add_row("prompt tokens", f"{document['prompt_tokens']}{cached}")
     table.add_row("output tokens", f"{document['output_tokens']}")
     if document["drafts_verified"]:
         table.add_row(

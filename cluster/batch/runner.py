@@ -20,7 +20,7 @@ from .codec import TextCodec
 from .lines import BadLine
 from .output import OutputFile
 from .preparation import TOO_LONG, Prepared
-from .records import Outcome, Usage, answer_record, error_record, timing_of
+from .records import Outcome, PromptDetails, Usage, answer_record, error_record, timing_of
 from .report import Totals
 
 SYNC_INTERVAL_S = 1.0
@@ -186,7 +186,12 @@ class Runner:
                 job_id=self._job_id,
                 model=self._config.model,
             ),
-            usage=Usage(num_prompt, num_output, num_prompt + num_output),
+            usage=Usage(
+                num_prompt,
+                num_output,
+                num_prompt + num_output,
+                PromptDetails(max(completion.num_cached for completion in completions)),
+            ),
             timing=timing_of(completions),
         )
 

@@ -7,7 +7,7 @@ report()   --> one instance of ``Cluster.eplb_report()``
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,13 +101,14 @@ class InstanceBook:
 
     def in_force(self, epoch: int, *, step: int, time_s: float, stall_s: float = 0.0) -> None:
         """The plan offered as ``epoch`` has been in force in all layers of all ranks since pass ``step``."""
-        self._settle(epoch, "moved", time_s, in_force_step=step, stall_s=round(stall_s, 6))
+        more = {"in_force_step": step, "stall_s": round(stall_s, 6)}
+        self._settle(epoch, ("moving", "refused"), "moved", time_s, more)
 
     def dropped(
         self, epoch: int, reason: str, *, time_s: float, outcome: str = "abandoned"
     ) -> None:
         """The plan offered as ``epoch`` was given up, or refused, by the ranks."""
-        self._settle(epoch, outcome, time_s, reason=reason)
+        self._settle(epoch, ("moving",), outcome, time_s, {"reason": reason})
 
     def report(
         self, slots: NDArray[np.integer], epoch: int, totals: Mapping[str, float]
@@ -115,14 +116,11 @@ class InstanceBook:
         """One instance of the report, with ``slots`` [layers, ranks, S] in force; ``totals`` are those of its ranks."""
         rows = self.recent()
         seen = figures(rows, slots) if len(rows) else dict.fromkeys(_EMPTY)
+        self._judge()
         now = next(
             (e for e in reversed(self._history) if e["epoch"] == epoch and e["outcome"] == "moved"),
             None,
         )
-        history = [dict(entry) for entry in self._history]
-        for entry in history:
-            if entry["outcome"] == "moved":
-                entry["achieved_balance"] = self._achieved(entry["epoch"], entry["in_force_step"])
         return {
             "instance": self._instance,
             "num_experts": self._num_experts,
@@ -135,11 +133,9 @@ class InstanceBook:
             "balance_by_layer": seen["balance_by_layer"] or [],
             "balance": seen["balance"],
             "predicted_balance": None if now is None else now["predicted_balance"],
-            "achieved_balance": None
-            if now is None
-            else self._achieved(epoch, now["in_force_step"]),
+            "achieved_balance": None if now is None else now["achieved_balance"],
             **{name: totals.get(name, 0) for name in _TOTALS},
-            "history": history,
+            "history": [dict(entry) for entry in self._history],
             "series": {
                 "steps": [line.step for line in self._passes],
                 "rows": [round(line.rows, 2) for line in self._passes],
@@ -151,14 +147,30 @@ class InstanceBook:
             },
         }
 
-    def _achieved(self, epoch: int, since: int) -> float | None:
-        lines = [line for line in self._passes if line.epoch == epoch and line.step >= since]
-        peak = sum(line.peak for line in lines)
-        return _rounded(sum(line.mean for line in lines) / peak) if peak > 0 else None
+    def _judge(self) -> None:
+        """Note what every plan in force achieved; one whose passes have left the book keeps its last figure."""
+        moved = {entry["epoch"]: entry for entry in self._history if entry["outcome"] == "moved"}
+        sums: dict[int, tuple[float, float]] = {}
+        for line in self._passes:
+            entry = moved.get(line.epoch)
+            if entry is not None and line.step >= entry["in_force_step"]:
+                mean, peak = sums.get(line.epoch, (0.0, 0.0))
+                sums[line.epoch] = mean + line.mean, peak + line.peak
+        for epoch, (mean, peak) in sums.items():
+            if peak > 0:
+                moved[epoch]["achieved_balance"] = _rounded(mean / peak)
 
-    def _settle(self, epoch: int, outcome: str, time_s: float, **more: object) -> None:
+    def _settle(
+        self,
+        epoch: int,
+        outcomes: Collection[str],
+        outcome: str,
+        time_s: float,
+        more: Mapping[str, object],
+    ) -> None:
+        """The newest decision of ``epoch`` whose outcome is one of ``outcomes`` gets ``outcome``."""
         for entry in reversed(self._history):
-            if entry["epoch"] == epoch and entry["outcome"] == "moving":
+            if entry["epoch"] == epoch and entry["outcome"] in outcomes:
                 entry |= {
                     "outcome": outcome,
                     "move_s": round(time_s - entry["time_s"], 3),

@@ -7,7 +7,7 @@ decided(proposal, now) --> plan   to be offered to every rank; or None, and the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Offer:
-    """A plan that ranks were told of."""
+    """A plan that ranks were told of; ``stall_s`` is what earlier ones had cost.
+
+    One that was ``refused`` may still come into force: an answer that was late was no refusal.
+    """
 
     epoch: int
     slots: NDArray[np.int32]
+    stall_s: float
+    refused: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -98,6 +103,8 @@ class InstanceController:
         """What all ranks said last time that they said the same."""
         self._before: ExpertPlacement | None = None
         """In force before ``since``, layer by layer."""
+        self._before_since = np.zeros(0, np.int64)
+        """``since`` while ``_before`` was in force."""
         self._epochs = (0, 0)
         """Of what was in force before, and of what is."""
         self._offer: _Offer | None = None
@@ -112,8 +119,12 @@ class InstanceController:
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """Rows [passes, layers, experts] of the last ``keep_steps`` passes that had any."""
-        return np.zeros((0, 1, 1), np.int32) if self._book is None else self._book.recent()
+        """Rows [passes, layers, experts] of the last ``keep_steps`` passes that had any, those of the seed first."""
+        seen = np.zeros((0, 1, 1), np.int32) if self._book is None else self._book.recent()
+        if self._seed is None:
+            return seen
+        rows = np.concatenate((self._seed, seen)) if len(seen) else self._seed
+        return rows[-self._config.keep_steps :]
 
     def heard(self, states: Sequence[Mapping[str, Any]], now: float) -> None:
         """The states of all ranks, in rank order: ``ExpertMover.state`` of each."""
@@ -126,19 +137,26 @@ class InstanceController:
                 window=self._config.keep_steps,
             )
             self._before = self._agreed = ranks.placement
+            self._before_since = ranks.since
             self._epochs = (ranks.epoch, ranks.epoch)
-        self._ranks = ranks
+        last, self._ranks = self._ranks, ranks
         if ranks.agree:
             known, self._agreed = self._agreed, ranks.placement
             changed = known is not None and (known.slots != ranks.placement.slots).any()
             if changed and self._epochs[1] != ranks.epoch:
                 self._before, self._epochs = known, (self._epochs[1], ranks.epoch)
+                self._before_since = ranks.since if last is None else last.since
         self._settle(ranks, now)
 
     def collected(self, pieces: Sequence[Piece]) -> None:
-        """Counts of all ranks from ``next_step`` on, in rank order; after ``heard``. Passes that some lack wait."""
-        book = self._book
-        assert book is not None, "the states come first"
+        """Counts of all ranks from ``next_step`` on, in rank order; after ``heard``.
+
+        Passes that some ranks lack wait, and so do all while ranks disagree on what is in force.
+        """
+        ranks, book = self._ranks, self._book
+        assert ranks is not None and book is not None, "the states come first"
+        if not ranks.agree:
+            return
         steps, rows = summed(pieces)
         first = book.next_step
         steps, rows = steps[steps >= first], rows[steps >= first]
@@ -149,11 +167,10 @@ class InstanceController:
     def due(self, now: float) -> Question | None:
         """What to plan for, if it is time: not while anything moves or ranks disagree."""
         ranks, config = self._ranks, self._config
-        if ranks is None or ranks.moving or not ranks.agree or self._offer is not None:
+        if ranks is None or ranks.moving or not ranks.agree or now < self._next_decision:
             return None
-        rows = self.rows if self._seed is None else _joined(self._seed, self.rows)
-        rows = rows[-config.keep_steps :]
-        if now < self._next_decision or len(rows) < config.min_steps:
+        rows = self.rows
+        if self._under_way() or len(rows) < config.min_steps:
             return None
         present = ranks.placement
         brain = Rebalancer(
@@ -175,15 +192,15 @@ class InstanceController:
             return None
         placement = ExpertPlacement(num_experts=ranks.placement.num_experts, slots=proposal.slots)
         plan = ExpertPlan(epoch=epoch, placement=placement, checksums=ranks.checksums)
-        self._offer = _Offer(epoch, placement.slots)
+        self._offer = _Offer(epoch, placement.slots, ranks.totals["stall_s"])
         return plan.to_bytes()
 
     def refused(self, reason: str, now: float) -> None:
-        """Some rank did not take the plan that was offered. Those that did drop it at its deadline."""
+        """Some rank did not say that it took the plan. Unless all did, those that have it drop it at its deadline."""
         offer, book = self._offer, self._book
         if offer is not None and book is not None:
             book.dropped(offer.epoch, reason, time_s=now, outcome="refused")
-            self._offer = None
+            self._offer = replace(offer, refused=True)
 
     def report(self) -> dict[str, Any] | None:
         """One instance of the report; None before the ranks were heard."""
@@ -193,15 +210,18 @@ class InstanceController:
         found = self._book.report(ranks.placement.slots, self._epochs[1], ranks.totals)
         return {**found, "lost_steps": self.lost_steps, "agree": ranks.agree}
 
+    def _under_way(self) -> bool:
+        return self._offer is not None and not self._offer.refused
+
     def _settle(self, ranks: _Ranks, now: float) -> None:
         """What became of the plan that was offered, once nobody works on it any more."""
         offer, book = self._offer, self._book
         if offer is None or book is None or ranks.moving or ranks.epoch < offer.epoch:
             return
         if ranks.agree and (ranks.placement.slots == offer.slots).all():
-            step, stall_s = int(ranks.since.max()), ranks.totals["stall_s"]
-            book.in_force(offer.epoch, step=step, time_s=now, stall_s=stall_s)
-        else:
+            stall_s = ranks.totals["stall_s"] - offer.stall_s
+            book.in_force(offer.epoch, step=int(ranks.since.max()), time_s=now, stall_s=stall_s)
+        elif not offer.refused:
             begin = f"epoch {offer.epoch}: "
             said = [
                 reason.removeprefix(begin) for reason in ranks.reasons if reason.startswith(begin)
@@ -213,7 +233,9 @@ class InstanceController:
         """Into the book, each pass under what was in force in it: layers change one after the other."""
         ranks, before = self._ranks, self._before
         assert ranks is not None and before is not None
-        flipped = steps[:, None] >= ranks.since[None]
+        changed = (ranks.placement.slots != before.slots).any((1, 2))
+        to_flip = ranks.moving & changed & (ranks.since == self._before_since)  # launched, not run
+        flipped = (steps[:, None] >= ranks.since[None]) & ~to_flip
         borders = np.flatnonzero((flipped[1:] != flipped[:-1]).any(1)) + 1
         for part in np.split(np.arange(len(steps)), borders):
             now = flipped[part[0]]
@@ -228,7 +250,3 @@ def summed(pieces: Sequence[Piece]) -> Piece:
         steps = np.intersect1d(steps, others, assume_unique=True)
     rows = [rows[np.isin(told, steps)] for told, rows in pieces]
     return steps, np.stack(rows).sum(axis=0, dtype=np.int32)
-
-
-def _joined(seed: NDArray[np.int32], rows: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.concatenate((seed, rows)) if len(rows) else seed

@@ -6,8 +6,8 @@ history/
 
 import contextlib
 import logging
-import os
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class TrafficHistory:
         """Replace the file, at once or not at all. What cannot be written is said; serving goes on."""
         if self._path is None or not len(rows):
             return
-        part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        part = self._path.with_name(f".{self._path.name}.{uuid4().hex}")  # one of every writer
         series = Series(rows=rows, steps=np.arange(len(rows)), traffic_class=self._class)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

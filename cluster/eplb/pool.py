@@ -3,8 +3,8 @@
     every collect_s    ranks: expert_series, expert_state  -->  controller
     every interval_s   controller: a plan that pays        -->  ranks: offer_experts
 
-Knows no Ray: a rank is a handle whose methods have ``remote``, which returns something to await. An instance of which a
-rank is silent is left out until it answers; the others go on.
+A rank is a handle whose methods have ``remote``, which returns something to await: an actor, or a fake of one. An
+instance of which a rank is silent is left out until it answers, and ``lost`` in the report; the others go on.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ...transfer.errors import HeadraceError, RankError
+from ...transfer.errors import DeadlineError, HeadraceError
 from ..config import ClusterConfig
+from ..ray_errors import translate
 from .controller import InstanceController, Piece, summed
 from .history import TrafficHistory
 
@@ -72,21 +73,21 @@ class PoolWatch:
 
     def report(self) -> dict[str, Any]:
         """The pool's part of the report; instances that never answered are not in it."""
-        found = [controller.report() for controller in self._controllers if controller is not None]
-        return {
-            "enabled": self._config.enabled,
-            "restarted": False,
-            "instances": [report for report in found if report is not None],
-        }
+        instances: list[dict[str, Any]] = []
+        for index, controller in enumerate(self._controllers):
+            found = None if controller is None else controller.report()
+            if found is not None:
+                instances.append({**found, "lost": index in self._lost})
+        return {"enabled": self._config.enabled, "restarted": False, "instances": instances}
 
     async def series(self, since: int) -> list[Piece]:
         """Passes from ``since`` on that the ranks still know, summed over ranks: a piece an instance.
 
-        Raises RankError where a rank does not answer.
+        Raises RankError or DeadlineError where a rank does not answer.
         """
         pieces: list[Piece] = []
-        for ranks in self._ranks:
-            told = await self._ask(rank.expert_series.remote(since) for rank in ranks)
+        for index, ranks in enumerate(self._ranks):
+            told = await self._ask(index, [rank.expert_series.remote(since) for rank in ranks])
             pieces.append(summed(told))
         return pieces
 
@@ -94,8 +95,9 @@ class PoolWatch:
         ranks, controller = self._ranks[index], self._controllers[index]
         try:
             since = 0 if controller is None else controller.next_step
-            pieces = await self._ask(rank.expert_series.remote(since) for rank in ranks)
-            states = await self._ask(rank.expert_state.remote() for rank in ranks)
+            # States come last: what is in force in a pass is known once its counts are.
+            pieces = await self._ask(index, [rank.expert_series.remote(since) for rank in ranks])
+            states = await self._ask(index, [rank.expert_state.remote() for rank in ranks])
         except HeadraceError as error:
             if index not in self._lost:
                 _log.warning("%s instance %d is not looked after: %s", self._kind, index, error)
@@ -122,26 +124,28 @@ class PoolWatch:
         if plan is None:
             return
         try:
-            await self._ask(rank.offer_experts.remote(plan) for rank in self._ranks[index])
+            ranks = self._ranks[index]
+            await self._ask(index, [rank.offer_experts.remote(plan) for rank in ranks])
         except HeadraceError as error:
             controller.refused(str(error), self._now())
 
-    async def _ask(self, answers: Any) -> list[Any]:
-        """All answers, in order. Raises RankError for the first that is an error or does not come in time."""
+    async def _ask(self, index: int, answers: Sequence[Awaitable[Any]]) -> list[Any]:
+        """All answers of an instance, in order. Raises the first error, with the rank's name, once all are there."""
         found = await asyncio.gather(
             *(self._in_time(answer) for answer in answers), return_exceptions=True
         )
-        for each in found:
+        for rank, each in enumerate(found):
             if isinstance(each, BaseException):
-                raise RankError(f"{type(each).__name__}: {each}") from each
+                raise translate(each, f"{self._kind}-{index}.{rank}") from each
         return found
 
     async def _in_time(self, answer: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(self._limit_s):
                 return await answer
-        except TimeoutError:
-            raise RankError(f"no answer for {self._limit_s:g} s (timeouts.step_s)") from None
+        except TimeoutError as error:
+            late = f"no answer for {self._limit_s:g} s (timeouts.step_s)"
+            raise DeadlineError(late) from error
 
     def _now(self) -> float:
         return self._timer() - self._began

@@ -42,6 +42,11 @@ class TiersConfig:
     retry_s: float = 30.0
     """A tier that was slower than computing is tried again after this."""
 
+    @property
+    def any(self) -> bool:
+        """Whether there is any tier."""
+        return bool(self.memory_mib) or self.disk is not None or self.objects is not None
+
     def __post_init__(self) -> None:
         for name, least in (("memory_mib", 0), ("write_queue_mib", 1)):
             value: int = getattr(self, name)

@@ -113,7 +113,12 @@ def test_choices_have_seeds_of_their_own_and_one_line(tmp_path: Path):
     report = run(tmp_path, generator, ordered=True)
     first = read(tmp_path)[0]["response"]["body"]
     assert [choice["index"] for choice in first["choices"]] == [0, 1, 2]
-    assert first["usage"] == {"prompt_tokens": 8, "completion_tokens": 12, "total_tokens": 20}
+    assert first["usage"] == {
+        "prompt_tokens": 8,
+        "completion_tokens": 12,
+        "total_tokens": 20,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     seeds = sorted(request.sampling.seed for request in generator.requests)
     assert seeds == [0, 5, 7, 8, 9, last]
     assert len({request.request_id for request in generator.requests}) == 6

@@ -79,7 +79,12 @@ def test_answers_in_the_batch_format(tmp_path: Path):
     assert response["status_code"] == 200
     body = response["body"]
     assert (body["object"], body["model"]) == ("text_completion", "fake")
-    assert body["usage"] == {"prompt_tokens": 8, "completion_tokens": 4, "total_tokens": 12}
+    assert body["usage"] == {
+        "prompt_tokens": 8,
+        "completion_tokens": 4,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     (choice,) = body["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("pt 1", "length")
     assert choice["logprobs"]["tokens"] == ["p", "t", " ", "1"]

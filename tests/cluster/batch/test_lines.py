@@ -323,3 +323,26 @@ def test_a_parquet_row_may_hold_its_body_as_json_text():
 def test_the_seed_of_a_line_depends_on_its_id_only():
     assert good(chat()).sampling.params.seed == good(completion()).sampling.params.seed
     assert seed_of("a") != seed_of("b")
+
+
+def test_a_line_says_how_its_prompt_is_treated():
+    line = good(completion(priority=-3, deadline_s=2, exact=True, cache_salt="tenant"))
+    handling = line.handling
+    assert (handling.priority, handling.deadline_s) == (-3, 2.0)
+    assert (handling.exact, handling.cache_salt) == (True, "tenant")
+    assert good(completion()).handling == good(chat(priority=None)).handling
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"priority": 101}, "body.priority = 101 is not allowed: an integer from -100 to 100"),
+        ({"priority": 1.5}, "body.priority = 1.5 is not allowed"),
+        ({"deadline_s": 0}, "body.deadline_s = 0 is not allowed: seconds above 0"),
+        ({"deadline_s": "1"}, "body.deadline_s = '1' is not allowed"),
+        ({"exact": 1}, "body.exact = 1 is not allowed: true or false"),
+        ({"cache_salt": "x" * 257}, "a string of up to 256 characters"),
+    ],
+)
+def test_a_wrong_treatment_is_named(wrong: dict[str, Any], said: str):
+    assert said in bad(completion(**wrong))
