@@ -16,8 +16,9 @@ decode: {ranks: 2, num_blocks: 32, num_slots: 8}
 """
 
 DECODE_KEYS = (
-    "confirm_timeout_s, eplb, experts, grammar, host_cache_mib, instances, max_batch, num_blocks, num_slots, overlap, "
-    "placement, profile_s, ranks, recompute_tokens, rendezvous_port, speculation, transfer_timeout_s"
+    "confirm_timeout_s, eplb, experts, grammar, host_cache_mib, instances, max_batch, num_blocks, num_slots, "
+    "num_tails, overlap, placement, profile_s, ranks, recompute_tokens, rendezvous_port, speculation, tail_tokens, "
+    "transfer_timeout_s"
 )
 
 
@@ -92,7 +93,7 @@ def test_overrides_are_yaml_and_come_before_the_checks(file: Path) -> None:
             "model.block_tokens=7",
             "model.block_tokens = 7 is not allowed: an even integer of at least 2",
         ),
-        ("split=seams", "split = 'seams' is not allowed: one of classic"),
+        ("split=seams", "split = 'seams' is not allowed: one of classic, seam"),
         (
             "transfer.backend=loopback",
             (
