@@ -99,12 +99,10 @@ class InstanceController:
         self._seed = seed
         self._ranks: _Ranks | None = None
         self._book: InstanceBook | None = None
-        self._agreed: ExpertPlacement | None = None
+        self._agreed: _Ranks | None = None
         """What all ranks said last time that they said the same."""
-        self._before: ExpertPlacement | None = None
-        """In force before ``since``, layer by layer."""
-        self._before_since = np.zeros(0, np.int64)
-        """``since`` while ``_before`` was in force."""
+        self._before: _Ranks | None = None
+        """What they said before the placement in force; it held until ``since``, layer by layer."""
         self._epochs = (0, 0)
         """Of what was in force before, and of what is."""
         self._offer: _Offer | None = None
@@ -136,16 +134,14 @@ class InstanceController:
                 expert_bytes=ranks.expert_bytes,
                 window=self._config.keep_steps,
             )
-            self._before = self._agreed = ranks.placement
-            self._before_since = ranks.since
+            self._before = self._agreed = ranks
             self._epochs = (ranks.epoch, ranks.epoch)
-        last, self._ranks = self._ranks, ranks
+        self._ranks = ranks
         if ranks.agree:
-            known, self._agreed = self._agreed, ranks.placement
-            changed = known is not None and (known.slots != ranks.placement.slots).any()
+            known, self._agreed = self._agreed, ranks
+            changed = known is not None and _changed(known, ranks).any()
             if changed and self._epochs[1] != ranks.epoch:
                 self._before, self._epochs = known, (self._epochs[1], ranks.epoch)
-                self._before_since = ranks.since if last is None else last.since
         self._settle(ranks, now)
 
     def collected(self, pieces: Sequence[Piece]) -> None:
@@ -233,14 +229,18 @@ class InstanceController:
         """Into the book, each pass under what was in force in it: layers change one after the other."""
         ranks, before = self._ranks, self._before
         assert ranks is not None and before is not None
-        changed = (ranks.placement.slots != before.slots).any((1, 2))
-        to_flip = ranks.moving & changed & (ranks.since == self._before_since)  # launched, not run
-        flipped = (steps[:, None] >= ranks.since[None]) & ~to_flip
+        launched = ranks.moving & _changed(before, ranks) & (ranks.since == before.since)
+        flipped = (steps[:, None] >= ranks.since[None]) & ~launched  # those have yet to run
         borders = np.flatnonzero((flipped[1:] != flipped[:-1]).any(1)) + 1
         for part in np.split(np.arange(len(steps)), borders):
             now = flipped[part[0]]
-            slots = np.where(now[:, None, None], ranks.placement.slots, before.slots)
+            slots = np.where(now[:, None, None], ranks.placement.slots, before.placement.slots)
             book.add(steps[part], rows[part], slots, self._epochs[int(now.all())])
+
+
+def _changed(before: _Ranks, now: _Ranks) -> NDArray[np.bool_]:
+    """Which layers have another placement, [layers]."""
+    return (before.placement.slots != now.placement.slots).any((1, 2))
 
 
 def summed(pieces: Sequence[Piece]) -> Piece:

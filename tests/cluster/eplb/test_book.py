@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 from rich.console import Console
@@ -69,6 +70,21 @@ def test_a_move_has_its_prediction_and_its_outcome():
     assert found["predicted_balance"] == round(proposal.predicted_balance, 4)
     assert achieved > 1 / peak_over_mean(rows[45:], PRESENT)
     assert found["series"]["epoch"] == [0] * 45 + [1] * 35
+
+
+def test_what_a_plan_achieved_outlives_its_passes():
+    kept, rows = InstanceBook(0, num_experts=2, expert_bytes=100, window=30), np.array([[[3, 1]]])
+    even, uneven = np.array([[[0, 1], [0, 1]]]), np.array([[[0, -1], [1, -1]]])
+    brain = Rebalancer(EplbConfig(), ranks=2, slots_per_rank=2, expert_bytes=100)
+    proposal = replace(brain.consider(rows, uneven), pays=True)
+    for epoch, (slots, first, passes) in enumerate([(even, 0, 5), (uneven, 5, 20_000)]):
+        kept.decided(proposal, epoch=epoch, time_s=0.0)
+        kept.in_force(epoch, step=first, time_s=0.0)
+        steps = np.arange(first, first + passes)
+        kept.add(steps, np.repeat(rows, passes, 0).astype(np.int32), slots, epoch)
+        found = kept.report(slots, epoch, {})
+    assert found["series"]["steps"][0] == 5
+    assert [entry["achieved_balance"] for entry in found["history"]] == [1.0, 0.6667]
 
 
 def test_a_plan_that_was_given_up_says_so():

@@ -1,5 +1,6 @@
 """What decides for an instance: literal counts and states in, plans and a book out."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,56 @@ def test_passes_are_judged_by_what_was_in_force_in_each_layer() -> None:
     assert min(after) > max(before)
 
 
+def test_a_layer_whose_flip_has_yet_to_run_is_judged_by_what_was() -> None:
+    """A flip is launched with a pass: the placement is told at once, its first pass when it is known."""
+    rows = rows_of(60)
+    unmoved = InstanceController(0, CONFIG)
+    told(unmoved, rows)
+    controller = InstanceController(0, CONFIG)
+    told(controller, rows[:40])
+    plan = offered(controller)
+    controller.heard([state(plan.placement, epoch=1, moving=True)] * RANKS, 1.5)
+    controller.collected(parts(rows[40:50], 40))
+    controller.heard([state(plan.placement, epoch=1, since=[50, 50, 50])] * RANKS, 2.0)
+    controller.collected(parts(rows[50:], 50))
+    found, wanted = controller.report(), unmoved.report()
+    assert found is not None and wanted is not None
+    assert found["series"]["balance"][:50] == wanted["series"]["balance"][:50]
+    assert found["series"]["epoch"] == [0] * 50 + [1] * 10
+
+
+def test_passes_wait_while_a_flip_has_not_reached_every_rank() -> None:
+    controller = InstanceController(0, CONFIG)
+    told(controller, rows_of(40))
+    plan = offered(controller)
+    done = state(plan.placement, epoch=1, since=[45, 45, 45])
+    controller.heard([done] + [state(epoch=1, moving=True)] * 3, 1.5)
+    controller.collected(parts(rows_of(50)[40:], 40))
+    assert controller.next_step == 40
+    controller.heard([done] * RANKS, 2.0)
+    controller.collected(parts(rows_of(60)[40:], 40))
+    report = controller.report()
+    assert report is not None
+    assert report["series"]["epoch"] == [0] * 45 + [1] * 15
+    assert report["lost_steps"] == 0
+
+
+def test_each_move_has_its_own_stall() -> None:
+    controller = InstanceController(0, CONFIG)
+    told(controller, rows_of(40))
+    plan = offered(controller)
+    controller.heard([state(plan.placement, epoch=1, since=[44] * 3, stall_s=5.0)] * RANKS, 2.0)
+    question = controller.due(12.0)
+    assert question is not None
+    back = replace(question.answer(), pays=True, slots=FIRST.slots)
+    assert controller.decided(back, 12.0) is not None
+    controller.heard([state(epoch=2, since=[66] * 3, stall_s=5.5)] * RANKS, 13.0)
+    report = controller.report()
+    assert report is not None
+    assert [entry["stall_s"] for entry in report["history"]] == [5.0, 0.5]
+    assert report["stall_s"] == 5.5
+
+
 def test_a_plan_that_was_given_up_says_why_and_the_next_has_a_larger_epoch() -> None:
     controller = InstanceController(0, CONFIG)
     told(controller, rows_of(40))
@@ -139,8 +190,36 @@ def test_a_refused_plan_is_booked_and_waits_for_ranks_that_took_it() -> None:
     assert report["history"][0]["outcome"] == "refused"
     controller.heard([state(epoch=1, moving=True)] + [state()] * 3, 12.0)
     assert controller.due(12.0) is None
-    controller.heard([state(epoch=1)] * RANKS, 70.0)
+    controller.heard([state(epoch=1, reason="epoch 1: not over after 60 s")] * RANKS, 70.0)
+    report = controller.report()
+    assert report is not None
+    assert report["history"][0]["outcome"] == "refused", "what came first is why"
     assert offered(controller, 70.0).epoch == 2
+
+
+def test_a_plan_that_no_rank_took_is_made_anew() -> None:
+    controller = InstanceController(0, CONFIG)
+    told(controller, rows_of(40))
+    offered(controller)
+    controller.refused("decode-0.1: no answer in time", 1.2)
+    controller.heard([state()] * RANKS, 2.0)
+    assert controller.due(5.0) is None, "the interval is not over"
+    assert offered(controller, 12.0).epoch == 1
+
+
+def test_an_answer_that_was_late_was_no_refusal() -> None:
+    controller = InstanceController(0, CONFIG)
+    told(controller, rows_of(40))
+    plan = offered(controller)
+    controller.refused("decode-0.1: no answer in time", 1.2)
+    controller.heard([state(plan.placement, epoch=1, since=[44, 44, 44])] * RANKS, 2.0)
+    controller.collected(parts(rows_of(60)[40:], 40))
+    report = controller.report()
+    assert report is not None
+    (entry,) = report["history"]
+    assert (entry["outcome"], entry["in_force_step"]) == ("moved", 44)
+    assert report["predicted_balance"] == entry["predicted_balance"]
+    assert report["achieved_balance"] is not None
 
 
 def test_what_does_not_pay_is_kept() -> None:
@@ -176,6 +255,10 @@ def test_statistics_of_an_earlier_deployment_give_a_plan_before_the_first_pass()
     assert report is not None
     assert report["series"]["steps"] == []
     assert report["balance"] is None
+    controller.collected(parts(rows_of(50, seed=3)))
+    assert controller.rows.shape[0] == CONFIG.keep_steps
+    assert (controller.rows[:10] == rows_of(30)[20:]).all(), "what is old makes room"
+    assert (controller.rows[10:] == rows_of(50, seed=3)).all()
 
 
 def test_passes_that_left_the_ring_are_counted_and_ranks_that_disagree_are_said() -> None:

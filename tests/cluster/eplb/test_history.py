@@ -1,6 +1,7 @@
 """Statistics that outlive a deployment."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,18 @@ def test_what_is_saved_is_found_by_class_and_pool(tmp_path: Path) -> None:
     assert history_of(folder, "code").load(LAYERS, EXPERTS) is None
     assert history_of(folder, pool="prefill").load(LAYERS, EXPERTS) is None
     assert [path.name for path in folder.iterdir()] == ["chat.decode.npz"]
+
+
+def test_writers_do_not_disturb_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop's last save may be under way when the actor saves at its end."""
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(6) as threads:
+        list(threads.map(history_of(tmp_path).save, [rows_of(400)] * 6))
+    assert not caplog.records
+    found = history_of(tmp_path).load(LAYERS, EXPERTS)
+    assert found is not None and (found == rows_of(400)).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["chat.decode.npz"]
 
 
 def test_nothing_seen_keeps_what_is_there(tmp_path: Path) -> None:

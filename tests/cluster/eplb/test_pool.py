@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.cluster.config import load_cluster_config
+from headrace.cluster.eplb.history import TrafficHistory
 from headrace.cluster.eplb.pool import PoolWatch
 from headrace.model.expert_plan import ExpertPlan
-from headrace.transfer.errors import RankError, StalePlanError
+from headrace.transfer.errors import DeadlineError, RankError, StalePlanError
 
 from .reports import EXPERTS, LAYERS, RANKS, rows_of
 from .test_controller import state
@@ -116,7 +118,11 @@ def test_a_rank_that_dies_later_keeps_its_report() -> None:
     asyncio.run(watch.collect())
     ranks[0][1].wrong = RankError("gone")
     asyncio.run(look(watch))
-    assert reports(watch)[0]["last_step"] == 39
+    found = reports(watch)[0]
+    assert (found["last_step"], found["lost"]) == (39, True)
+    ranks[0][1].wrong = None
+    asyncio.run(watch.collect())
+    assert reports(watch)[0]["lost"] is False
     assert not any(rank.plans for rank in ranks[0])
 
 
@@ -127,7 +133,7 @@ def test_a_refusal_is_booked_and_nothing_is_raised() -> None:
     asyncio.run(look(watch))
     (entry,) = reports(watch)[0]["history"]
     assert entry["outcome"] == "refused"
-    assert "StalePlanError" in entry["reason"] and "knows of epoch 5" in entry["reason"]
+    assert entry["reason"] == "decode-0.3: plan of epoch 1: this rank knows of epoch 5"
 
 
 def test_the_series_is_what_the_ranks_still_know() -> None:
@@ -138,7 +144,10 @@ def test_the_series_is_what_the_ranks_still_know() -> None:
     assert (len(steps), len(others)) == (25, 5)
     assert (rows == rows_of(30)[5:] + rows_of(30, seed=3)[5:]).all()
     ranks[1][0].wrong = RankError("gone")
-    with pytest.raises(RankError, match="gone"):
+    with pytest.raises(RankError, match=r"decode-1\.0: gone"):
+        asyncio.run(watch.series(0))
+    ranks[1][0].wrong, ranks[1][0].slow = None, 5.0
+    with pytest.raises(DeadlineError, match=r"decode-1\.0: no answer for 0\.2 s"):
         asyncio.run(watch.series(0))
 
 
@@ -156,6 +165,20 @@ def test_it_runs_until_it_is_cancelled() -> None:
             await job
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_short_life_does_not_shrink_the_history(tmp_path: Path) -> None:
+    keeping = load_cluster_config(
+        "local_ep4",
+        [f"decode.eplb.history={tmp_path}", "decode.eplb.traffic_class=chat"],
+    )
+    for steps in (40, 3):
+        watch = PoolWatch("decode", keeping, [instance(steps)])
+        asyncio.run(watch.collect())
+        watch.save()
+    found = TrafficHistory(keeping.decode.eplb, "decode").load(LAYERS, EXPERTS)
+    assert found is not None
+    assert len(found) == 43
 
 
 def test_shapes_are_those_of_the_model() -> None:
