@@ -212,6 +212,8 @@ def test_ranks_of_different_splits_refuse_each_other() -> None:
 
 def test_prompt_logprobs_need_the_decoder_layers() -> None:
     pair, _ = seam_pair(settings())
-    with pytest.raises(InvalidRequestError, match="prompt_logprobs = 1, exact = False is not allowed with"):
+    with pytest.raises(
+        InvalidRequestError, match="prompt_logprobs = 1, exact = False is not allowed with"
+    ):
         pair.prefill.submit(make_request("a", 9, prompt_logprobs=1))
     pair.decode.close()
