@@ -30,6 +30,7 @@ COMMANDS = {
     "bench transfer": ("measure how fast a handoff crosses", ".bench.transfer"),
     "bench exchange": ("measure the expert exchange of one instance", ".bench.exchange"),
     "bench engine": ("measure one prefill and one decode rank by themselves", ".bench.engine"),
+    "bench cache": ("replay a trace through a prefix cache", ".bench.cache"),
     "bench tiers": ("measure how fast blocks are stored and loaded", ".bench.tiers"),
     "bench eplb": ("compare rebalancing plans on the same loads", ".bench.eplb"),
     "eplb plan": ("plan the placement of experts for a saved load", ".eplb.commands.plan"),

@@ -22,7 +22,7 @@ from rich.table import Table
 from ...transfer.errors import ConfigError
 from ...transfer.tiers.disk import DiskStore, FileReader, PlainReader
 from ...transfer.tiers.disk_folder import rounded
-from ...transfer.tiers.lru import make_policy
+from ...transfer.tiers.eviction import make_policy
 from ...transfer.tiers.memory import MemoryStore
 from ...transfer.tiers.nixl_files import NixlReader
 from ...transfer.tiers.object_address import ObjectAddress

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..layout import CacheLayout
 from .disk import DiskStore, PlainReader
-from .lru import make_policy
+from .eviction import make_policy
 from .memory import MemoryStore
 from .nixl_files import NixlReader
 from .nixl_objects import NixlIo

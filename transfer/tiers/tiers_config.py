@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from .lru import POLICIES
+from .eviction import DEFAULT_POLICY, POLICIES
 from .object_address import ObjectAddress
 
 _IO = ("plain", "nixl")
@@ -31,7 +31,7 @@ class TiersConfig:
     """How objects come and go: `plain` (pyarrow), or `nixl` (plugin OBJ, where this build of NIXL has it)."""
     objects_timeout_s: float = 2.0
     """Silence after which a request to the object store has failed."""
-    policy: str = "lru"
+    policy: str = DEFAULT_POLICY
     """Which records go first when a tier is full."""
     write_queue_mib: int = 64
     """Of each tier: blocks that wait to be written. What does not fit is not kept."""

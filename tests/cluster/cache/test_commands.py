@@ -8,7 +8,7 @@ from headrace.cluster.cli import main
 from headrace.tests.transfer.layouts import SMALL
 from headrace.tests.transfer.tiers.stored import read, record_of
 from headrace.transfer.tiers.disk import DiskStore
-from headrace.transfer.tiers.lru import make_policy
+from headrace.transfer.tiers.eviction import make_policy
 from headrace.transfer.tiers.record import Kind, Miss
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace.tests.transfer.layouts import SMALL
 from headrace.tests.transfer.tiers.stored import read, record_of
 from headrace.transfer.tiers.disk import DiskStore
-from headrace.transfer.tiers.lru import make_policy
+from headrace.transfer.tiers.eviction import make_policy
 
 
 def write(folder: Path, first: int, step: int, count: int, capacity: int) -> None:

@@ -17,7 +17,7 @@ from headrace.tests.transfer.tiers.stored import payload_of, read, record_of, un
 from headrace.transfer.errors import ConfigError
 from headrace.transfer.tiers.disk import DiskStore, FileReader, PlainReader
 from headrace.transfer.tiers.disk_folder import HEADER_FILE, CacheFolder
-from headrace.transfer.tiers.lru import make_policy
+from headrace.transfer.tiers.eviction import make_policy
 from headrace.transfer.tiers.nixl_files import NixlReader
 from headrace.transfer.tiers.record import Miss
 

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.tests.transfer.layouts import SMALL
 from headrace.tests.transfer.tiers.stored import DIGEST, payload_of, read, record_of
-from headrace.transfer.tiers.lru import make_policy
+from headrace.transfer.tiers.eviction import make_policy
 from headrace.transfer.tiers.memory import MemoryStore
 from headrace.transfer.tiers.record import Kind, Miss
 

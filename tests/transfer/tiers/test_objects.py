@@ -17,7 +17,7 @@ from headrace.tests.transfer.layouts import SMALL
 from headrace.tests.transfer.tiers.stored import payload_of, read, record_of
 from headrace.transfer.errors import ConfigError
 from headrace.transfer.layout import CacheLayout
-from headrace.transfer.tiers.lru import make_policy
+from headrace.transfer.tiers.eviction import make_policy
 from headrace.transfer.tiers.object_address import ObjectAddress
 from headrace.transfer.tiers.objects import ObjectStore
 from headrace.transfer.tiers.record import HEADER_BYTES, Miss

@@ -9,7 +9,7 @@ from headrace.tests.transfer.layouts import SMALL
 from headrace.tests.transfer.tiers.stored import DIGEST, key_of, payload_of, rows_of, until
 from headrace.transfer.errors import ConfigError
 from headrace.transfer.tiers.disk import DiskStore
-from headrace.transfer.tiers.lru import make_policy
+from headrace.transfer.tiers.eviction import make_policy
 from headrace.transfer.tiers.memory import MemoryStore
 from headrace.transfer.tiers.open import open_tiers
 from headrace.transfer.tiers.rates import Rates

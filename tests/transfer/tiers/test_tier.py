@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 from headrace.tests.transfer.layouts import SMALL
 from headrace.tests.transfer.tiers.stored import DIGEST, payload_of, record_of, until
-from headrace.transfer.tiers.lru import make_policy
+from headrace.transfer.tiers.eviction import make_policy
 from headrace.transfer.tiers.memory import MemoryStore
 from headrace.transfer.tiers.record import Miss, Record
 from headrace.transfer.tiers.store import Headers
